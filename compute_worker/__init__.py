@@ -1,0 +1,1 @@
+"""Architectures, forward pass, kernels and sampling. Knows token ids, never text."""

@@ -1,0 +1,1 @@
+"""The only package that decides: slots, policies, processes, budget; tokenizer and command line."""

@@ -1,0 +1,1 @@
+"""File format, slab ranges and readers: the only package that moves slabs. Never imports numpy."""

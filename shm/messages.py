@@ -1,0 +1,311 @@
+"""Every message that travels between processes, with who sends, who receives and what answers.
+
+Control travels in messages, slab bytes stay in the pool. All fields are non-negative integers,
+floats, text, or tuples of those; times are nanoseconds of the system-wide monotonic clock.
+
+``C`` is the coordinator, ``W`` an I/O worker, ``X`` the compute worker. With ``--io-workers 0``
+the compute worker takes the part of ``W`` too.
+
+One step, with one miss::
+
+    C -> X  Step                 C -> W  ReadSlabs
+    X -> C  Need (layer 0)       W -> C  SlabsReady
+    C -> X  Grant (hits)         C -> X  Grant (the miss)
+                                 X -> C  Need (layer 1, carries the releases of layer 0) …
+                                 X -> C  StepDone
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from shm.codec import MessageError, decoder_for, pack, unpack
+
+PROTOCOL_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """W or X -> C, first message. Answered by `Welcome`."""
+
+    protocol: int
+    process: str  # "io0", "io1", …, "compute"
+    pid: int
+    token: str  # the run's secret, given at spawn: a stranger on the socket does not know it
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """C -> W or X, answers `Hello`. `settings` is JSON: what the receiver needs, nothing more."""
+
+    protocol: int
+    settings: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """W or X -> C: start-up finished (model opened, weights loaded, mapping populated)."""
+
+    process: str
+    detail: str  # JSON: what was chosen and measured at start, for the first lines of a run
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """W or X -> C during start-up: a long phase advances. Not answered."""
+
+    phase: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is drawn. temperature 0 is greedy; top_k 0 and top_p 1 switch a rule off."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """C -> X: a sequence begins. Its tokens are computed when `Step` names it. Not answered."""
+
+    request: int
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    n_context: int  # tokens that the sequence may reach; its KV blocks are charged as it grows
+    keep_logits: bool  # `eval`: logits and chosen experts of every prompt token are kept
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Tokens ``[start, start + n_tokens)`` of one sequence, computed in one step."""
+
+    request: int
+    start: int
+    n_tokens: int
+    sample: bool  # draw the next token after the last of these
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """C -> X: compute layers ``[first_layer, stop_layer)`` of a ragged batch. Answered by `StepDone`.
+
+    A prompt chunk may be cut at layer boundaries: the step that begins at layer k > 0 continues the
+    hidden state which the step of the same slices left at k.
+    """
+
+    step: int
+    slices: tuple[Slice, ...]
+    first_layer: int
+    stop_layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertUse:
+    """One expert of a `Need`: how many tokens of the step use it, how many of the last 64 prompt tokens."""
+
+    expert: int
+    n_tokens: int
+    n_recent_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLease:
+    """A slot with the generation of its content: what is granted and given back."""
+
+    slot: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """X -> C, one per layer: all its experts, ascending. Answered by one or more `Grant`."""
+
+    step: int
+    layer: int
+    experts: tuple[ExpertUse, ...]
+    predicted: tuple[int, ...]  # experts of the next layer, likeliest first; a guess
+    released: tuple[SlotLease, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where an expert lies: byte offsets of its three matrices in a region (0 = the pool)."""
+
+    expert: int
+    lease: SlotLease
+    region: int
+    gate: int
+    up: int
+    down: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """C -> X: experts that may be computed now. `n_waiting` experts of the `Need` have no slot yet:
+    while it is not 0 the receiver sends each `Release` at once. A standing grant covers a whole
+    layer until `Revoke` and needs no release."""
+
+    layer: int
+    locations: tuple[Location, ...]
+    n_waiting: int
+    standing: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """C -> X between steps: the standing grants of these layers end. Not answered."""
+
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """X -> C: these experts are computed and their slots may be written again. Not answered."""
+
+    released: tuple[SlotLease, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRange:
+    """``n_bytes`` from ``file_offset`` of file ``file`` to ``pool_offset`` of the pool."""
+
+    file: int
+    file_offset: int
+    n_bytes: int
+    pool_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlabRead:
+    """One expert to be read into one slot: gate, up, down."""
+
+    lease: SlotLease
+    layer: int
+    expert: int
+    ranges: tuple[ReadRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSlabs:
+    """C -> W: read these, in order. Each is answered by `SlabsReady` or `ReadFailed`."""
+
+    reads: tuple[SlabRead, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlabsReady:
+    """W -> C: the slab lies in its slot. A lease that is no longer current is dropped."""
+
+    lease: SlotLease
+    start_ns: int
+    stop_ns: int
+    bytes_read: int  # of the slab itself
+    bytes_over_read: int  # what alignment added
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFailed:
+    """W -> C: the slab could not be read."""
+
+    lease: SlotLease
+    errno: int  # 0: not an errno, the text says it
+    text: str
+    model_changed: bool  # the file shrank or was written to: nothing that was read can be trusted
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The token drawn for one sequence of a step."""
+
+    request: int
+    token: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Where a step's wall time went, nanoseconds. `other` parts are the rest of `wall_ns`."""
+
+    wall_ns: int
+    compute_ns: int
+    wait_disk_ns: int
+    coordination_ns: int
+    major_faults: int
+    minor_faults: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """X -> C, answers `Step`."""
+
+    step: int
+    sampled: tuple[Sampled, ...]
+    times: StepTimes
+    standing_uses: int  # experts used through standing grants: hits that no `Need` told of
+    released: tuple[SlotLease, ...]
+    cancelled: bool  # stopped at a layer boundary since `Cancel` arrived
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """C -> X: the sequence ended; its KV blocks are free. Not answered."""
+
+    request: int
+    reason: str  # "eos", "length", "stop", "cancelled", "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """C -> X: stop this sequence at the next layer boundary if its step is running. Not answered."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """W or X -> C, at least every second while alive. Not answered."""
+
+    process: str
+    n_done: int  # reads finished, or layers computed: hanging is judged by progress
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """W or X -> C: this process cannot go on and exits with `exit_code` after sending this."""
+
+    process: str
+    exit_code: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """C -> W or X: finish and exit 0. Not answered."""
+
+
+MESSAGES: tuple[type, ...] = (
+    Hello, Welcome, Ready, Progress, Submit, Step, Need, Grant, Revoke, Release, ReadSlabs,
+    SlabsReady, ReadFailed, StepDone, Finished, Cancel, Heartbeat, Failed, Stop,
+)  # fmt: skip
+_DECODERS: dict[str, Callable[[Any], Any]] = {cls.__name__: decoder_for(cls) for cls in MESSAGES}
+
+
+def encode(message: Any) -> bytes:
+    """Encode one of `MESSAGES`."""
+    return pack(type(message).__name__, message)
+
+
+def decode(data: bytes) -> Any:
+    """Decode and check one message; raises `MessageError` for anything that is not one."""
+    tag, fields = unpack(data)
+    decoder = _DECODERS.get(tag)
+    if decoder is None:
+        raise MessageError(f"message: unknown tag {tag!r:.40}")
+    return decoder(fields)
