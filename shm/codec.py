@@ -43,7 +43,9 @@ def pack(tag: str, message: Any) -> bytes:
 def unpack(data: bytes) -> tuple[str, list[Any]]:
     """Split an encoded message into its tag and raw fields; raises `MessageError`."""
     if len(data) > MAX_MESSAGE_BYTES:
-        raise MessageError(f"message: expected at most {MAX_MESSAGE_BYTES} bytes, found {len(data)}")
+        raise MessageError(
+            f"message: expected at most {MAX_MESSAGE_BYTES} bytes, found {len(data)}"
+        )
     try:
         raw = msgpack.unpackb(data, raw=False, use_list=True, strict_map_key=True)
     except (ValueError, msgpack.exceptions.UnpackException) as error:
@@ -71,6 +73,8 @@ def _decoder(hint: Any, where: str) -> Decoder:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
         return _sequence(_decoder(arguments[0], where), where)
+    if origin is tuple and arguments:
+        return _fixed([_decoder(argument, where) for argument in arguments], where)
     if origin is types.UnionType and len(arguments) == 2 and arguments[1] is type(None):
         inner = _decoder(arguments[0], where)
         return lambda raw: None if raw is None else inner(raw)
@@ -90,6 +94,15 @@ def _sequence(decode_item: Decoder, where: str) -> Decoder:
         if not isinstance(raw, list):
             raise MessageError(f"{where}: expected an array, found {type(raw).__name__}")
         return tuple([decode_item(item) for item in raw])
+
+    return decode
+
+
+def _fixed(decoders: list[Decoder], where: str) -> Decoder:
+    def decode(raw: Any) -> tuple[Any, ...]:
+        if not isinstance(raw, list) or len(raw) != len(decoders):
+            raise MessageError(f"{where}: expected an array of {len(decoders)}")
+        return tuple([decoder(item) for decoder, item in zip(decoders, raw, strict=True)])
 
     return decode
 
