@@ -125,7 +125,7 @@ class Cursor:
         return value
 
     def count(self, field: str, maximum: int, min_item_bytes: int) -> int:
-        """A u64 number of items, each of at least `min_item_bytes`, that must fit the bytes left."""
+        """A u64 number of items that, at `min_item_bytes` each, must fit the bytes left."""
         start = self.position
         count = self.u64(field)
         if count > maximum:
