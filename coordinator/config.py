@@ -1,0 +1,179 @@
+"""Every setting of the main job, each declared once.
+
+Flag, kind of value, default, help, group and metavar come from the field. `resolve` is the only
+place where an "auto" becomes a value; combinations are judged in `combinations`. Nothing here reads
+the environment or opens a file.
+
+Rule to keep: a value is offered only if the program honours it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.flag_values import (
+    PATH,
+    POOL,
+    PORT,
+    SEED,
+    SIZE,
+    STOP,
+    TEXT,
+    TOKEN_IDS,
+    Kind,
+    choice,
+    integer,
+    real,
+)
+from coordinator.flags import flag
+from coordinator.sizes import PoolSize
+
+INPUT, SAMPLING = "input", "how tokens are drawn"
+PROCESSES, READING = "processes and cores", "reading experts"
+MEMORY, COMPUTE = "memory", "arithmetic"
+OUTPUT, SERVICE = "output", "service"
+
+
+def shipped_model() -> Path:
+    """The small model inside the package, used where no model is named."""
+    return Path(__file__).parent / "demo" / "moe-demo-q4_k_m.gguf"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Settings of the main job. None means "auto" or "not given" until `resolve` has run."""
+
+    model: Path = flag(
+        shipped_model(), "-m --model", PATH, INPUT,
+        "GGUF file, or the first part of a split one", default_text="the model that ships with it",
+    )  # fmt: skip
+    prompt: str | None = flag(
+        None, "-p --prompt", TEXT, INPUT,
+        "generate from this text, print, and stop; - reads standard input",
+    )  # fmt: skip
+    prompt_file: Path | None = flag(None, "-f --file", PATH, INPUT, "the same, text from a file")
+    prompt_tokens: tuple[int, ...] | None = flag(
+        None, "--tokens", TOKEN_IDS, INPUT, "the same, from token ids: no tokenizer is involved"
+    )
+    max_tokens: int = flag(
+        128, "-n --max-tokens", integer(1, 2**31 - 1), INPUT, "stop after this many new tokens"
+    )
+    stop: tuple[str, ...] = flag(
+        (), "--stop", STOP, INPUT, "stop before this text; may be repeated",
+        default_text="none", many=True,
+    )  # fmt: skip
+    ignore_eos: bool = flag(
+        False, "--ignore-eos", None, INPUT, "go on when the model says that it is done"
+    )
+
+    temperature: float = flag(
+        0.0, "--temperature", real(0, 100), SAMPLING, "0 takes the likeliest token (greedy)"
+    )
+    top_k: int = flag(
+        0, "--top-k", integer(0, 2**31 - 1, "K"), SAMPLING, "draw from the K likeliest; 0 is all"
+    )
+    top_p: float = flag(
+        1.0, "--top-p", real(0, 1, above_low=True), SAMPLING,
+        "draw from the likeliest tokens that together reach this probability",
+    )  # fmt: skip
+    min_p: float = flag(
+        0.0, "--min-p", real(0, 1), SAMPLING,
+        "leave out tokens below this share of the likeliest one's probability",
+    )  # fmt: skip
+    repeat_penalty: float = flag(
+        1.0, "--repeat-penalty", real(0, 100, above_low=True), SAMPLING,
+        "divide the score of tokens seen before by this; 1 is off",
+    )  # fmt: skip
+    seed: int | None = flag(
+        None, "--seed", SEED, SAMPLING, "the same seed gives the same text",
+        default_text="drawn and printed",
+    )  # fmt: skip
+
+    io_workers: int = flag(
+        1, "--io-workers", integer(0, 64), PROCESSES,
+        "processes that read experts; 0: the compute process reads for itself",
+    )  # fmt: skip
+    queue_depth: int = flag(
+        4, "--queue-depth", integer(1, 64), PROCESSES, "reads in flight per I/O worker"
+    )
+    io_threads: int = flag(
+        0, "--io-threads", integer(0, 64), PROCESSES,
+        "reading threads inside the compute process (then --io-workers is 0); 0: inline",
+    )  # fmt: skip
+    single_process: bool = flag(
+        False, "--single-process", None, PROCESSES,
+        "no other process at all: the baseline without coordination",
+    )  # fmt: skip
+    compute_threads: int | None = flag(
+        None, "--compute-threads", integer(1, 256), PROCESSES, "threads of the kernels",
+        default_text="the cores of the plan",
+    )  # fmt: skip
+    pin_cores: bool = flag(
+        False, "--pin-cores", None, PROCESSES, "give every process its cores, and print the plan"
+    )
+    core_plan: str | None = flag(
+        None, "--core-plan", Kind("PLAN", "a core plan", str), PROCESSES,
+        "shared, split, last, or such as compute=0,io=1; means --pin-cores",
+        default_text="shared on 2 cores, last on more",
+    )  # fmt: skip
+
+    reader: str = flag(
+        "auto", "--reader", choice("auto", "direct", "buffered"), READING,
+        "how experts are read: past the page cache, or through it",
+    )  # fmt: skip
+    read_unit: str = flag("expert", "--read-unit", choice("expert"), READING, "what one miss reads")
+    policy: str = flag(
+        "auto", "--policy", choice("auto", "lru", "layer-lru", "lfu", "slru", "static"), READING,
+        "which experts stay when the pool is full",
+    )  # fmt: skip
+    prefetch: str = flag("off", "--prefetch", choice("off"), READING, "reading ahead on a guess")
+    usage: Path | None = flag(
+        None, "--usage", PATH, READING, "start from the use counts in this file and save them there"
+    )
+
+    memory_bytes: int | None = flag(
+        None, "--memory", SIZE, MEMORY, "what all processes together may use",
+        default_text="what is available less a reserve",
+    )  # fmt: skip
+    pool: PoolSize | None = flag(
+        None, "--pool", POOL, MEMORY, "memory for experts: 800M, 40% of them, or all",
+        default_text="all that the budget leaves; 40% for the shipped model",
+    )  # fmt: skip
+    context_tokens: int | None = flag(
+        None, "--context", integer(16, 2**24), MEMORY, "tokens of the longest sequence",
+        default_text="what a fifth of the budget holds",
+    )  # fmt: skip
+    chunk_tokens: int | None = flag(
+        None, "--chunk", integer(64, 2048), MEMORY,
+        "prompt tokens that are computed together, a multiple of 64",
+        default_text="what a tenth of the budget holds",
+    )  # fmt: skip
+    kv_type: str = flag(
+        "auto", "--kv-type", choice("auto", "f32", "f16", "q8_0"), MEMORY,
+        "how keys and values are kept; auto: f32 with exact numerics, f16 with fast",
+    )  # fmt: skip
+    dense: str = flag(
+        "anonymous", "--dense", choice("anonymous"), MEMORY, "where the dense weights lie"
+    )
+    mlock: str = flag(
+        "auto", "--mlock", choice("auto", "require", "off"), MEMORY,
+        "keep the weights out of swap: where the limit allows, or else fail, or not",
+    )  # fmt: skip
+
+    numerics: str = flag(
+        "fast", "--numerics", choice("exact", "fast"), COMPUTE,
+        "exact: float32 activations; fast: 8-bit activations with quantised weights",
+    )  # fmt: skip
+    kernels: str = flag(
+        "auto", "--kernels", choice("auto", "native", "numpy"), COMPUTE,
+        "compiled kernels where the install could build them, or the numpy references",
+    )  # fmt: skip
+
+    json: bool = flag(False, "--json", None, OUTPUT, "print one JSON object instead of text")
+    csv: Path | None = flag(None, "--csv", PATH, OUTPUT, "a row per token", is_ready=False)
+    trace: Path | None = flag(None, "--trace", PATH, OUTPUT, "record the routing", is_ready=False)
+
+    host: str = flag("127.0.0.1", "--host", TEXT, SERVICE, "address to serve on", is_ready=False)
+    port: int = flag(8080, "--port", PORT, SERVICE, "port of the API", is_ready=False)
+    metrics_port: int | None = flag(
+        None, "--metrics-port", PORT, SERVICE, "port of the metrics", is_ready=False
+    )
