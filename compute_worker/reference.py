@@ -1,0 +1,168 @@
+"""The definition of every heavy operation, in numpy: exact numerics, float32 activations.
+
+Speed is not the aim, sameness is. BLAS is called with shapes that depend on the weights and the
+tile only, one token at a time: a matrix × vector product per token and block of rows, and a product
+of fixed shape per tile of attention. So an output element never depends on what else is in the
+batch. (BLAS runs with one thread; the environment of the process sets that.)
+
+Sums over a last axis are numpy's own, row by row: their order depends on the length of the row.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import gguf
+import gguf.quants
+import numpy as np
+import numpy.typing as npt
+
+from compute_worker.arch import KV_BLOCK_TOKENS
+from compute_worker.kv import KvCache
+from compute_worker.matrix import (
+    Addresses,
+    ExpertShape,
+    Floats,
+    Integers,
+    Matrix,
+    dequantise,
+    matrix_at,
+)
+from io_worker.ggml_types import row_bytes
+
+PANEL_BYTES = 16 * 1024 * 1024  # of dequantised rows at a time: bounds scratch whatever the matrix
+Q8_0 = 8  # ggml type id
+
+
+@np.errstate(all="ignore")
+def matmul(matrix: Matrix, x: Floats) -> Floats:
+    """``x @ matrix.T``: x (T, n_cols) -> (T, n_rows)."""
+    n_tokens = len(x)
+    out = np.empty((n_tokens, matrix.n_rows), np.float32)
+    panel_rows = max(1, PANEL_BYTES // (4 * matrix.n_cols))
+    stride = row_bytes(matrix.type, matrix.n_cols)
+    for start in range(0, matrix.n_rows, panel_rows):
+        stop = min(start + panel_rows, matrix.n_rows)
+        rows = matrix.data[start * stride : stop * stride]
+        panel = dequantise(rows, matrix.type, matrix.n_cols)  # (rows, n_cols)
+        for token in range(n_tokens):
+            out[token, start:stop] = panel @ x[token]
+    return out
+
+
+@np.errstate(all="ignore")
+def silu(x: Floats) -> Floats:
+    """``x · sigmoid(x)``, element by element."""
+    scaled: Floats = np.divide(x, np.float32(1) + np.exp(-x))
+    return scaled
+
+
+def expert_blocks(
+    shape: ExpertShape,
+    addresses: Addresses,
+    pairs: Sequence[Integers],
+    n_active: int,
+    x: Floats,
+    out: Floats,
+) -> None:
+    """Feed-forward blocks of some experts, each for the tokens that chose it.
+
+    addresses (N, 3): byte addresses of gate, up, down of N experts, whose bytes the caller keeps in
+    place; x (T, D); out (T * A, D) is written at the rows in `pairs` only. Row ``p`` belongs to
+    token ``p // n_active``: for every p in pairs[i]
+    ``out[p] = down @ (silu(gate @ x[p // A]) * (up @ x[p // A]))``.
+    """
+    for where, rows in zip(addresses.tolist(), pairs, strict=True):
+        gate, up, down = (
+            matrix_at(address, *matrix)
+            for address, matrix in zip(where, shape.matrices(), strict=True)
+        )
+        chosen = x[rows // n_active]  # (n, D)
+        inner = silu(matmul(gate, chosen)) * matmul(up, chosen)  # (n, F)
+        out[rows] = matmul(down, inner)  # (n, D)
+
+
+@np.errstate(all="ignore")
+def attention(
+    q: Floats,
+    kv: KvCache,
+    layer: int,
+    tables: Integers,
+    sequence_of_token: Integers,
+    positions: Integers,
+) -> Floats:
+    """Causal attention of each token over its own sequence, positions 0 to its own.
+
+    q (T, H, hd); tables (S, max_blocks) hold the blocks of each sequence. Heads share keys in
+    groups of H / K neighbours. Tiles are the 64 positions of a block, always whole, in ascending
+    order. -> (T, H, hd)
+    """
+    n_tokens, n_heads, head_width = q.shape
+    n_kv_heads = kv.data.shape[3]
+    scale = np.float32(1 / np.sqrt(head_width))
+    out = np.empty_like(q)
+    for token in range(n_tokens):
+        position = int(positions[token])
+        table = tables[sequence_of_token[token]]
+        grouped = (q[token] * scale).reshape(n_kv_heads, -1, head_width)  # (K, H/K, hd)
+        n_tiles = position // KV_BLOCK_TOKENS + 1
+        out[token] = _attend(grouped, kv, layer, table[:n_tiles], position).reshape(n_heads, -1)
+    return out
+
+
+def _attend(q: Floats, kv: KvCache, layer: int, blocks: Integers, position: int) -> Floats:
+    """One token: q (K, G, hd), its blocks in order -> (K, G, hd)."""
+    shape = (len(blocks), *q.shape[:2], KV_BLOCK_TOKENS)
+    scores: Floats = np.full(shape, -np.inf, np.float32)
+    n_last = position % KV_BLOCK_TOKENS + 1  # rows of the last tile that are not in the future
+    for tile, block in enumerate(blocks):
+        keys = read_tile(kv, block, layer, 0)  # (K, 64, hd)
+        n_valid = n_last if tile == len(blocks) - 1 else KV_BLOCK_TOKENS
+        scores[tile, :, :, :n_valid] = (q @ keys.swapaxes(1, 2))[:, :, :n_valid]
+    weights: Floats = np.exp(scores - scores.max(axis=(0, 3), keepdims=True))  # (tiles, K, G, 64)
+    total = np.zeros((*q.shape[:2], 1), np.float32)
+    mixed = np.zeros_like(q)
+    for tile, block in enumerate(blocks):
+        values = read_tile(kv, block, layer, 1)  # (K, 64, hd)
+        if tile == len(blocks) - 1:
+            values[:, n_last:] = 0  # the future may hold NaN, and 0 · NaN is NaN
+        total += weights[tile].sum(axis=-1, keepdims=True)
+        mixed += weights[tile] @ values
+    mixed /= total
+    return mixed
+
+
+def read_tile(kv: KvCache, block: int, layer: int, part: int) -> Floats:
+    """A copy of one tile of keys (part 0) or values (part 1): (K, 64, hd) float32."""
+    stored = kv.data[block, layer, part]
+    if kv.kind == "q8_0":
+        rows = np.ascontiguousarray(stored, np.uint8)
+        return dequantise(rows, Q8_0, kv.head_width).reshape(*stored.shape[:2], kv.head_width)
+    tile: Floats = stored.astype(np.float32)
+    return tile
+
+
+@np.errstate(all="ignore")
+def store_kv(
+    kv: KvCache,
+    layer: int,
+    k: Floats,
+    v: Floats,
+    tables: Integers,
+    sequence_of_token: Integers,
+    positions: Integers,
+) -> None:
+    """Write keys and values (T, K, hd) of the tokens to their places. Mutates `kv`."""
+    blocks = tables[sequence_of_token, positions // KV_BLOCK_TOKENS]  # (T)
+    rows = positions % KV_BLOCK_TOKENS
+    for part, values in enumerate((k, v)):
+        kv.data[blocks, layer, part, :, rows] = _encode(values, kv.kind)
+
+
+def _encode(values: Floats, kind: str) -> npt.NDArray[Any]:
+    """(T, K, hd) float32 as the cache stores it."""
+    if kind == "q8_0":
+        n_tokens, n_heads, head_width = values.shape
+        rows = np.ascontiguousarray(values).reshape(-1, head_width)
+        blocks = gguf.quants.quantize(rows, gguf.GGMLQuantizationType.Q8_0)
+        return blocks.reshape(n_tokens, n_heads, -1)
+    return values.astype(np.float16) if kind == "f16" else values
