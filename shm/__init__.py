@@ -1,1 +1,1 @@
-"""What the processes must agree on: the bytes of the slab pool, the messages, how a child is born."""
+"""What the processes must agree on: bytes of the slab pool, messages, how a child is born."""

@@ -36,10 +36,10 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """C -> W or X, answers `Hello`. `settings` is JSON: what the receiver needs, nothing more."""
+    """C -> W or X, answers `Hello`. `settings` is a packed dataclass of the receiver's package."""
 
     protocol: int
-    settings: str
+    settings: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is drawn. temperature 0 is greedy; top_k 0 and top_p 1 switch a rule off."""
+    """How the next token is drawn. temperature 0 is greedy; top_k 0, top_p 1 switch a rule off."""
 
     temperature: float
     top_k: int
@@ -94,7 +94,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """C -> X: compute layers ``[first_layer, stop_layer)`` of a ragged batch. Answered by `StepDone`.
+    """C -> X: compute layers ``[first_layer, stop_layer)`` of a ragged batch; answer: `StepDone`.
 
     A prompt chunk may be cut at layer boundaries: the step that begins at layer k > 0 continues the
     hidden state which the step of the same slices left at k.
@@ -108,7 +108,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class ExpertUse:
-    """One expert of a `Need`: how many tokens of the step use it, how many of the last 64 prompt tokens."""
+    """One expert of a `Need`. `n_recent_tokens`: those among a prompt slice's last 64."""
 
     expert: int
     n_tokens: int
@@ -147,6 +147,14 @@ class Location:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadSpan:
+    """When a slab was on its way from the disk: first byte asked for to last byte there."""
+
+    start_ns: int
+    stop_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Grant:
     """C -> X: experts that may be computed now. `n_waiting` experts of the `Need` have no slot yet:
     while it is not 0 the receiver sends each `Release` at once. A standing grant covers a whole
@@ -154,6 +162,7 @@ class Grant:
 
     layer: int
     locations: tuple[Location, ...]
+    reads: tuple[ReadSpan, ...]  # of those locations that had to be read for this `Need`
     n_waiting: int
     standing: bool
 
@@ -163,6 +172,13 @@ class Revoke:
     """C -> X between steps: the standing grants of these layers end. Not answered."""
 
     layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """C -> X: an expert of the step cannot be had. Answered by `StepDone` with `cancelled`."""
+
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +279,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """C -> X: stop this sequence at the next layer boundary if its step is running. Not answered."""
+    """C -> X: stop this sequence at the next layer boundary, if its step is running."""
 
     request: int
 
@@ -291,8 +307,8 @@ class Stop:
 
 
 MESSAGES: tuple[type, ...] = (
-    Hello, Welcome, Ready, Progress, Submit, Step, Need, Grant, Revoke, Release, ReadSlabs,
-    SlabsReady, ReadFailed, StepDone, Finished, Cancel, Heartbeat, Failed, Stop,
+    Hello, Welcome, Ready, Progress, Submit, Step, Need, Grant, Revoke, Abort, Release,
+    ReadSlabs, SlabsReady, ReadFailed, StepDone, Finished, Cancel, Heartbeat, Failed, Stop,
 )  # fmt: skip
 _DECODERS: dict[str, Callable[[Any], Any]] = {cls.__name__: decoder_for(cls) for cls in MESSAGES}
 

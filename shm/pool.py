@@ -153,7 +153,9 @@ class PoolMapping:
             ) from error
         self.view = memoryview(self._map)
 
-    def write_header(self, slot: int, generation: int, layer: int, expert: int, n_bytes: int) -> None:
+    def write_header(
+        self, slot: int, generation: int, layer: int, expert: int, n_bytes: int
+    ) -> None:
         """Say what the slot holds now. Only after its last byte is written."""
         HEADER.pack_into(self.view, slot * HEADER.size, generation, layer, expert, n_bytes, 0)
 
@@ -177,7 +179,7 @@ class PoolMapping:
 
 
 def _advise(mapping: mmap.mmap, advice: int, start: int = 0, n: int = 0) -> None:
-    """`madvise` where the kernel knows the advice; older kernels populate at first touch instead."""
+    """`madvise` where the kernel knows the advice; older ones populate at first touch."""
     try:
         if n:
             mapping.madvise(advice, start, n)
@@ -196,5 +198,3 @@ def punch_hole(fd: int, start: int, n_bytes: int) -> None:
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"pool: cannot punch a hole: {os.strerror(number)}")
-
-

@@ -1,0 +1,56 @@
+"""What the decision core asks of the process around it. The core decides, the loop performs."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from shm.messages import Sampled
+
+
+@dataclass(frozen=True, slots=True)
+class ToCompute:
+    """Send a message to the compute worker."""
+
+    message: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ToWorker:
+    """Send a message to a reader by its process name."""
+
+    name: str
+    message: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Tokens for their requests. The receiver may end a request (a stop string) before the core is
+    asked to go on."""
+
+    sampled: tuple[Sampled, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestsFailed:
+    """All requests of the running step end with this text once compute has stopped it."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A request is over. `error` is None unless `reason` is "error"."""
+
+    request: int
+    reason: str
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StopWith:
+    """The engine cannot go on: stop everything and exit with this code and line."""
+
+    exit_code: int
+    text: str
+
+
+Action = ToCompute | ToWorker | Deliver | RequestsFailed | Ended | StopWith

@@ -1,0 +1,77 @@
+"""The pool as the decision core sees it, and what the core counts."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from coordinator.slots import Slot
+from shm.messages import Location, ReadRange, SlabRead
+
+RangesOf = Callable[[int, int], tuple[tuple[int, int, int], ...]]  # (layer, expert) -> file ranges
+
+
+@dataclass(frozen=True, slots=True)
+class PoolGeometry:
+    """The pool as the core sees it: windows of every slot, class of every slot and layer."""
+
+    windows_of_slots: Sequence[tuple[int, int, int]]
+    class_of_slots: list[int]
+    class_of_layer: dict[int, int]
+    n_experts: int
+    ranges_of: RangesOf  # three (file, offset, bytes)
+    alignment: int
+
+    def share_of_layers(self) -> dict[int, int]:
+        """Slots of each layer if its class were divided evenly; at least the smallest legal 2."""
+        n_layers = Counter(self.class_of_layer.values())
+        n_slots = Counter(self.class_of_slots)
+        return {
+            layer: max(2, n_slots[slot_class] // n_layers[slot_class])
+            for layer, slot_class in self.class_of_layer.items()
+        }
+
+    def location(self, slot: Slot) -> Location:
+        """Where compute finds the expert that lies in the slot."""
+        assert slot.key is not None
+        layer, expert = slot.key
+        return Location(expert, slot.lease, 0, *self._starts(slot, layer, expert))
+
+    def read_of(self, slot: Slot) -> SlabRead:
+        """What a reader has to do to fill the slot with its key."""
+        assert slot.key is not None
+        layer, expert = slot.key
+        starts = self._starts(slot, layer, expert)
+        ranges = zip(self.ranges_of(layer, expert), starts, strict=True)
+        return SlabRead(
+            slot.lease,
+            layer,
+            expert,
+            tuple(
+                ReadRange(file, offset, n_bytes, start) for (file, offset, n_bytes), start in ranges
+            ),
+        )
+
+    def _starts(self, slot: Slot, layer: int, expert: int) -> tuple[int, int, int]:
+        """Pool offset of the first byte of gate, up and down: window + file offset % alignment."""
+        windows = self.windows_of_slots[slot.number]
+        gate, up, down = (
+            window + offset % self.alignment
+            for window, (_, offset, _) in zip(windows, self.ranges_of(layer, expert), strict=True)
+        )
+        return gate, up, down
+
+
+@dataclass(slots=True)
+class ExpertCounters:
+    """Totals since the start. `requests` = hits + misses."""
+
+    requests: int = 0
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+    reads: int = 0
+    reads_failed: int = 0
+    stale_answers: int = 0
+    bytes_read: int = 0
+    bytes_over_read: int = 0
+    read_ns: int = 0

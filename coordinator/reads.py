@@ -1,0 +1,92 @@
+"""Reads that wait for a reader and reads that are under way: who reads what, and what an answer
+is worth. Part of the decision core: no I/O, no clock.
+
+A reader holds at most `credit` slabs, so that a death loses little and no socket queue fills.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from coordinator.actions import ToWorker
+from shm.messages import ReadSlabs, SlabRead, SlotLease
+
+
+@dataclass(slots=True)
+class _Reader:
+    credit: int
+    reading: dict[int, SlabRead] = field(default_factory=dict)  # by slot
+
+
+class ReadDispatch:
+    """The queue of reads and the readers that take from it."""
+
+    def __init__(self) -> None:
+        self._readers: dict[str, _Reader] = {}
+        self._queue: deque[SlabRead] = deque()
+
+    @property
+    def n_queued(self) -> int:
+        """Reads that no reader has yet."""
+        return len(self._queue)
+
+    @property
+    def n_under_way(self) -> int:
+        """Reads that some reader has and has not answered."""
+        return sum(len(reader.reading) for reader in self._readers.values())
+
+    def under_way(self, name: str) -> list[SlabRead]:
+        """What one reader was told to read and has not answered."""
+        return list(self._readers[name].reading.values()) if name in self._readers else []
+
+    def add_reader(self, name: str, credit: int) -> None:
+        """A reader takes up to `credit` slabs at once."""
+        self._readers[name] = _Reader(credit)
+
+    def remove_reader(self, name: str) -> list[SlabRead]:
+        """A reader is gone; returns what it leaves unanswered."""
+        reader = self._readers.pop(name, None)
+        return list(reader.reading.values()) if reader else []
+
+    def push(self, reads: Iterable[SlabRead]) -> None:
+        """Queue reads behind all others."""
+        self._queue.extend(reads)
+
+    def push_front(self, reads: list[SlabRead]) -> None:
+        """Queue reads before all others, in their order."""
+        self._queue.extendleft(reversed(reads))
+
+    def drop_unless(self, keep: Callable[[SlabRead], bool]) -> None:
+        """Forget queued reads that nobody wants any more."""
+        self._queue = deque(read for read in self._queue if keep(read))
+
+    def dispatch(self) -> list[ToWorker]:
+        """Hand queued reads to readers with credit, the least busy first."""
+        batches: dict[str, list[SlabRead]] = {}
+        while self._queue:
+            free = [
+                (len(reader.reading), name)
+                for name, reader in self._readers.items()
+                if len(reader.reading) < reader.credit
+            ]
+            if not free:
+                break
+            name = min(free)[1]
+            read = self._queue.popleft()
+            self._readers[name].reading[read.lease.slot] = read
+            batches.setdefault(name, []).append(read)
+        return [ToWorker(name, ReadSlabs(tuple(reads))) for name, reads in batches.items()]
+
+    def answered(self, name: str, lease: SlotLease) -> bool:
+        """Strike a read off; False for an answer that is late, double or nobody asked for."""
+        reader = self._readers.get(name)
+        told = reader.reading.get(lease.slot) if reader else None
+        if reader is None or told is None or told.lease != lease:
+            return False
+        del reader.reading[lease.slot]
+        return True
+
+    def check(self) -> None:
+        """Invariants; raises AssertionError."""
+        for name, reader in self._readers.items():
+            assert len(reader.reading) <= reader.credit, name

@@ -1,0 +1,231 @@
+"""Composition of steps: which sequences compute what next. The other half of the decision core.
+
+One step runs at a time. Sequences that decode do so together, one token each; one prompt at a
+time is processed, in chunks. While others decode, a chunk is cut at layer boundaries and their
+steps go in between, so nothing is read twice and nobody waits longer than a few layers.
+
+Whether a request is over is decided here for `eos` and `length`; stop strings need text, which
+this module does not know: the receiver of `Deliver` says so with `end`.
+"""
+
+import enum
+from collections import deque
+from dataclasses import dataclass, field
+
+from coordinator.actions import Action, Deliver, Ended, ToCompute
+from shm.messages import Cancel, Finished, Slice, Step, StepDone, Submit
+
+N_LAYERS_BETWEEN_DECODES = 4  # of a prompt chunk, while other sequences wait for their next token
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What composing needs to know of the model and the budget."""
+
+    n_layers: int
+    chunk_tokens: int  # a multiple of 64
+    max_running: int = 1  # sequences that may hold KV blocks at once
+
+
+class Phase(enum.Enum):
+    """Where a request stands."""
+
+    QUEUED = "queued"
+    PROMPT = "prompt"
+    DECODE = "decode"
+
+
+@dataclass(slots=True)
+class Request:
+    """One request. `n_done` tokens of prompt + answer are in the KV cache."""
+
+    submit: Submit
+    max_tokens: int
+    stop_ids: frozenset[int]
+    phase: Phase = Phase.QUEUED
+    n_done: int = 0
+    next_layer: int = 0  # of the running prompt chunk
+    tokens: list[int] = field(default_factory=list)
+
+    @property
+    def n_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.submit.prompt)
+
+
+class Requests:
+    """All requests that are not over, and the step that runs."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._requests: dict[int, Request] = {}
+        self._queue: deque[int] = deque()
+        self._step: Step | None = None
+        self._n_steps = 0
+        self._decode_next = False  # after a part of a prompt, the others have their turn
+        self._failure: str | None = None
+        self._ending: dict[int, str] = {}  # ended while their step runs: request -> reason
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing runs and nothing waits."""
+        return not self._requests
+
+    @property
+    def running_step(self) -> Step | None:
+        """The step that compute works on."""
+        return self._step
+
+    def of(self, request: int) -> Request | None:
+        """A request that is not over."""
+        return self._requests.get(request)
+
+    def submit(self, submit: Submit, max_tokens: int, stop_ids: frozenset[int]) -> list[Action]:
+        """A new request joins the queue."""
+        self._requests[submit.request] = Request(submit, max_tokens, stop_ids)
+        self._queue.append(submit.request)
+        return []
+
+    def end(self, request: int, reason: str) -> list[Action]:
+        """End a request from outside: a stop string, or its client is gone."""
+        if request not in self._requests:
+            return []
+        if self._step and any(part.request == request for part in self._step.slices):
+            self._ending[request] = reason
+            return [ToCompute(Cancel(request))] if reason == "cancelled" else []
+        return self._finish(request, reason)
+
+    def fail_step(self, text: str) -> None:
+        """All requests of the running step end with this error when compute has stopped."""
+        self._failure = text
+
+    def compute_died(self, text: str) -> list[Action]:
+        """The sequences that compute held are lost; what was only queued goes on."""
+        self._step, self._failure = None, None
+        self._ending.clear()
+        lost = [r for r, request in self._requests.items() if request.phase is not Phase.QUEUED]
+        actions: list[Action] = []
+        for request in lost:
+            del self._requests[request]
+            actions.append(Ended(request, "error", text))
+        return actions
+
+    # One step ends
+
+    def handle_done(self, done: StepDone) -> list[Action]:
+        """Take the step's tokens into account and say who is over."""
+        step, self._step = self._step, None
+        assert step is not None and step.step == done.step, f"step {done.step} was not running"
+        actions: list[Action] = []
+        if self._failure is not None:
+            text, self._failure = self._failure, None
+            for part in step.slices:
+                actions += self._finish(part.request, "error", text)
+        elif not done.cancelled:
+            actions += self._advance(step)
+            actions += self._sampled(done)
+        ending, self._ending = self._ending, {}
+        for request, reason in ending.items():
+            actions += self._finish(request, reason)
+        return actions
+
+    def _advance(self, step: Step) -> list[Action]:
+        """Note what is in the KV cache now; a request that wants no token (`eval`) is over."""
+        actions: list[Action] = []
+        for part in step.slices:
+            request = self._requests[part.request]
+            self._decode_next = request.phase is Phase.PROMPT
+            if step.stop_layer < self._schedule.n_layers:
+                request.next_layer = step.stop_layer
+                continue
+            request.next_layer = 0
+            request.n_done = part.start + part.n_tokens
+            if request.phase is Phase.PROMPT and request.n_done >= request.n_prompt:
+                request.phase = Phase.DECODE
+            if request.phase is Phase.DECODE and request.max_tokens == 0:
+                actions += self._finish(part.request, "length")
+        return actions
+
+    def _sampled(self, done: StepDone) -> list[Action]:
+        actions: list[Action] = [Deliver(done.sampled)] if done.sampled else []
+        for sampled in done.sampled:
+            request = self._requests[sampled.request]
+            request.tokens.append(sampled.token)
+            if sampled.token in request.stop_ids:
+                actions += self._finish(sampled.request, "eos")
+            elif (
+                len(request.tokens) >= request.max_tokens
+                or request.n_prompt + len(request.tokens) >= request.submit.n_context
+            ):
+                actions += self._finish(sampled.request, "length")
+        return actions
+
+    def _finish(self, request: int, reason: str, error: str | None = None) -> list[Action]:
+        gone = self._requests.pop(request, None)
+        if gone is None:
+            return []
+        if gone.phase is Phase.QUEUED:
+            self._queue.remove(request)
+            return [Ended(request, reason, error)]
+        return [ToCompute(Finished(request, reason)), Ended(request, reason, error)]
+
+    # The next step begins
+
+    def compose(self) -> list[Action]:
+        """The next step, if one can run now."""
+        if self._step is not None:
+            return []
+        actions: list[Action] = []
+        self._admit(actions)
+        decoding = [
+            (number, request)
+            for number, request in self._requests.items()
+            if request.phase is Phase.DECODE
+        ]
+        prompt = next(
+            (
+                (number, request)
+                for number, request in self._requests.items()
+                if request.phase is Phase.PROMPT
+            ),
+            None,
+        )
+        if decoding and (prompt is None or self._decode_next):
+            slices = tuple(Slice(n, request.n_done, 1, True) for n, request in decoding)
+            self._decode_next = False
+            actions.append(self._begin(slices, 0, self._schedule.n_layers))
+        elif prompt is not None:
+            actions.append(self._prompt_step(*prompt, cut=bool(decoding)))
+        return actions
+
+    def _admit(self, actions: list[Action]) -> None:
+        running = sum(1 for r in self._requests.values() if r.phase is not Phase.QUEUED)
+        while self._queue and running < self._schedule.max_running:
+            request = self._requests[self._queue.popleft()]
+            request.phase = Phase.PROMPT
+            actions.append(ToCompute(request.submit))
+            running += 1
+
+    def _prompt_step(self, number: int, request: Request, *, cut: bool) -> Action:
+        """The next part of a chunk. Chunks begin at multiples of the chunk size."""
+        chunk = self._schedule.chunk_tokens
+        stop = min(request.n_prompt, (request.n_done // chunk + 1) * chunk)
+        first = request.next_layer
+        n_layers = self._schedule.n_layers
+        stop_layer = min(n_layers, first + N_LAYERS_BETWEEN_DECODES) if cut else n_layers
+        sample = stop == request.n_prompt and stop_layer == n_layers and request.max_tokens > 0
+        part = Slice(number, request.n_done, stop - request.n_done, sample)
+        return self._begin((part,), first, stop_layer)
+
+    def _begin(self, slices: tuple[Slice, ...], first_layer: int, stop_layer: int) -> Action:
+        self._n_steps += 1
+        self._step = Step(self._n_steps, slices, first_layer, stop_layer)
+        return ToCompute(self._step)
+
+    def check(self) -> None:
+        """Invariants; raises AssertionError."""
+        for number, request in self._requests.items():
+            assert (request.phase is Phase.QUEUED) == (number in self._queue), number
+            assert request.n_done <= request.n_prompt + len(request.tokens), number
+        if self._step:
+            assert all(part.request in self._requests for part in self._step.slices)

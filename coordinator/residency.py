@@ -1,0 +1,357 @@
+"""Routing of expert requests: which experts a layer finds, which are read, where and by whom.
+
+Half of the decision core (the other half composes steps, see `requests`). It takes messages and
+facts, returns actions, and does no I/O: it reads no clock, draws no random number, opens nothing.
+
+What it guarantees, and a change must keep:
+
+- Hits are granted before any read is asked for; a slot in use or being filled is never evicted.
+- All victims of a layer are chosen when its `Need` is handled. When the pool is too small for the
+  layer, each expert without a slot is told then *which* expert of the same layer it will follow
+  into its slot ("takes over"), so that hits, misses and victims depend on the `Need`s alone and
+  not on the order in which reads complete.
+- A slot whose worker dies is filled again with the same key, by another worker, after the death
+  is confirmed.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from coordinator.actions import Action, RequestsFailed, StopWith, ToCompute
+from coordinator.geometry import ExpertCounters, PoolGeometry
+from coordinator.policies import Key, Policy
+from coordinator.reads import ReadDispatch
+from coordinator.slots import Slot, SlotState, SlotTable
+from shm.messages import (
+    Abort,
+    ExpertUse,
+    Grant,
+    Need,
+    ReadFailed,
+    ReadSpan,
+    Revoke,
+    SlabsReady,
+    SlotLease,
+)
+
+
+@dataclass(slots=True)
+class _Layer:
+    """The `Need` that is being served."""
+
+    need: Need
+    missing: set[int] = field(default_factory=set)  # experts being read
+    takes_over: dict[int, deque[int]] = field(default_factory=dict)  # slot -> experts that wait
+    n_waiting: int = 0
+
+    @property
+    def is_prompt(self) -> bool:
+        """Whether tokens of a prompt are among those that need these experts."""
+        return any(use.n_recent_tokens for use in self.need.experts)
+
+
+class Residency:
+    """Slots, policy and readers behind `Need`, `Release`, `SlabsReady` and `ReadFailed`."""
+
+    def __init__(self, geometry: PoolGeometry, policy: Policy, *, standing_grants: bool) -> None:
+        self.slots = SlotTable(geometry.class_of_slots)
+        self.counters = ExpertCounters()
+        self.n_needs = 0
+        self._geometry = geometry
+        self._policy = policy
+        self._reads = ReadDispatch()
+        self._layer: _Layer | None = None
+        self._standing: set[int] = set()
+        self._share_of_layer = geometry.share_of_layers()
+        # layers with a slot for every expert: nothing of theirs is ever evicted
+        self._may_stand = {
+            layer
+            for layer, share in self._share_of_layer.items()
+            if standing_grants and share >= geometry.n_experts
+        }
+
+    # Readers
+
+    def worker_ready(self, name: str, credit: int) -> list[Action]:
+        """A reader can take up to `credit` slabs at once."""
+        self._reads.add_reader(name, credit)
+        return self._dispatch()
+
+    def worker_condemned(self, name: str) -> list[Action]:
+        """The worker will be killed: what it answers from now on is void."""
+        for read in self._reads.under_way(name):
+            self.slots.condemn(self.slots.slots[read.lease.slot])
+        return []
+
+    def worker_died(self, name: str) -> list[Action]:
+        """The worker is dead and reaped: its slots are filled again by others."""
+        again = []
+        for read in self._reads.remove_reader(name):
+            slot = self.slots.slots[read.lease.slot]
+            if slot.state is SlotState.LOADING:
+                self.slots.condemn(slot)
+            self.slots.lease_again(slot)
+            again.append(self._geometry.read_of(slot))
+        self._reads.push_front(again)
+        return self._dispatch()
+
+    def _dispatch(self) -> list[Action]:
+        return list(self._reads.dispatch())
+
+    # Layers
+
+    def handle_need(self, need: Need) -> list[Action]:
+        """Grant what is there, ask for the rest."""
+        self._release(need.released)
+        self.n_needs += 1
+        self._layer = layer = _Layer(need)
+        uses = sorted(need.experts, key=_last_needed_last)
+        hits, misses = self._split(uses)
+        self.counters.requests += len(uses)
+        self.counters.hits += len(hits)
+        self.counters.misses += len(misses)
+        for use in uses:
+            self._policy.touch((need.layer, use.expert), self.n_needs)
+        loading = self._take_slots(layer, hits, misses)
+        actions: list[Action] = [self._first_grant(layer, hits)]
+        self._reads.push(self._geometry.read_of(slot) for slot in loading)
+        return actions + self._dispatch()
+
+    def handle_release(self, released: tuple[SlotLease, ...]) -> list[Action]:
+        """Slots come free; experts that wait for them are read."""
+        self._release(released)
+        return self._dispatch()
+
+    def _split(self, uses: list[ExpertUse]) -> tuple[list[Slot], list[ExpertUse]]:
+        """Pin what is resident or on its way; the rest are misses."""
+        layer = self._layer
+        assert layer is not None
+        hits, misses = [], []
+        for use in uses:
+            slot = self.slots.find((layer.need.layer, use.expert))
+            if slot is None:
+                misses.append(use)
+                continue
+            self.slots.pin(slot)
+            if slot.state is SlotState.READY:
+                hits.append(slot)
+            else:  # a read that began before this need
+                misses.append(use)
+                layer.missing.add(use.expert)
+        return hits, misses
+
+    def _take_slots(self, layer: _Layer, hits: list[Slot], misses: list[ExpertUse]) -> list[Slot]:
+        """Lease a slot for every miss that can have one now; queue the others behind a slot."""
+        loading: list[Slot] = []
+        waiting: list[int] = []
+        for use in misses:
+            if use.expert in layer.missing:
+                continue
+            key = (layer.need.layer, use.expert)
+            slot = None if waiting else self._room_for(layer, key)
+            if slot is None:
+                waiting.append(use.expert)
+            else:
+                loading.append(self._lease(slot, key))
+                layer.missing.add(use.expert)
+        self._queue_behind(layer, waiting, [*hits, *loading])
+        return loading
+
+    def _queue_behind(self, layer: _Layer, waiting: list[int], holders: list[Slot]) -> None:
+        """Tell each expert without a slot which one of its layer it will follow.
+
+        The policy learns of it now and in this order: what it decides later must not depend on
+        when the slots come free.
+        """
+        order = [slot for slot in holders if slot.key not in self._policy.hot] or holders
+        for position, expert in enumerate(waiting):
+            slot = order[position % len(order)]
+            queue = layer.takes_over.setdefault(slot.number, deque())
+            before = (layer.need.layer, queue[-1]) if queue else slot.key
+            assert before is not None
+            queue.append(expert)
+            self._replace(before, (layer.need.layer, expert))
+        layer.n_waiting = len(waiting)
+
+    def _replace(self, evicted: Key | None, key: Key) -> None:
+        if evicted is not None:
+            self._policy.forget(evicted)
+            self.counters.evictions += 1
+        self._policy.admit(key, self.n_needs)
+
+    def _room_for(self, layer: _Layer, key: Key) -> Slot | None:
+        """A free slot or a victim's; None when the expert has to follow another of its layer.
+
+        A prompt may not push the experts of other layers out beyond its layer's equal share: it
+        uses nearly all experts once, and would leave nothing that the answer needs.
+        """
+        is_locked: Callable[[Key], bool] = self._is_locked
+        if layer.is_prompt and self.slots.n_of_layer(key[0]) >= self._share_of_layer[key[0]]:
+            is_locked = self._is_locked_or_of_another(key[0])
+        else:
+            slot = self.slots.take_free(self._geometry.class_of_layer[key[0]])
+            if slot is not None:
+                return slot
+        victim = self._policy.victim(key, is_locked)
+        return self.slots.find(victim) if victim is not None else None
+
+    def _is_locked_or_of_another(self, layer: int) -> Callable[[Key], bool]:
+        return lambda key: key[0] != layer or self._is_locked(key)
+
+    def _is_locked(self, key: Key) -> bool:
+        slot = self.slots.find(key)
+        return slot is None or slot.pins > 0 or slot.state is not SlotState.READY
+
+    def _lease(self, slot: Slot, key: Key) -> Slot:
+        self._replace(self.slots.lease(slot, key), key)
+        self.slots.pin(slot)
+        return slot
+
+    def _release(self, released: tuple[SlotLease, ...]) -> None:
+        for lease in released:
+            slot = self.slots.current(lease)
+            if slot is None:
+                continue  # its step was aborted since
+            self.slots.unpin(slot)
+            layer = self._layer
+            waiting = layer.takes_over.get(slot.number) if layer else None
+            if layer and waiting and slot.pins == 0:
+                expert = waiting.popleft()
+                layer.n_waiting -= 1
+                layer.missing.add(expert)
+                self.slots.lease(slot, (layer.need.layer, expert))
+                self.slots.pin(slot)
+                self._reads.push([self._geometry.read_of(slot)])
+
+    # Grants
+
+    def _first_grant(self, layer: _Layer, hits: list[Slot]) -> Action:
+        number = layer.need.layer
+        if number in self._may_stand and number not in self._standing:
+            everything = [
+                self.slots.find((number, expert)) for expert in range(self._geometry.n_experts)
+            ]
+            ready = [s for s in everything if s is not None and s.state is SlotState.READY]
+            if len(ready) == self._geometry.n_experts:
+                for slot in hits:
+                    self.slots.unpin(slot)
+                self._standing.add(number)
+                locations = tuple(self._geometry.location(slot) for slot in ready)
+                return ToCompute(Grant(number, locations, (), 0, True))
+        locations = tuple(self._geometry.location(slot) for slot in hits)
+        return ToCompute(Grant(number, locations, (), layer.n_waiting, False))
+
+    # Answers of the readers
+
+    def handle_ready(self, name: str, ready: SlabsReady) -> list[Action]:
+        """A slab lies in its slot: grant it if a layer waits for it."""
+        slot = self._answered(name, ready.lease)
+        if slot is None:
+            return []
+        self.slots.ready(slot)
+        self.counters.reads += 1
+        self.counters.bytes_read += ready.bytes_read
+        self.counters.bytes_over_read += ready.bytes_over_read
+        self.counters.read_ns += ready.stop_ns - ready.start_ns
+        assert slot.key is not None
+        number, expert = slot.key
+        layer = self._layer
+        actions: list[Action] = []
+        if layer and layer.need.layer == number and expert in layer.missing:
+            layer.missing.remove(expert)
+            span = ReadSpan(ready.start_ns, ready.stop_ns)
+            grant = Grant(number, (self._geometry.location(slot),), (span,), layer.n_waiting, False)
+            actions.append(ToCompute(grant))
+        return actions + self._dispatch()
+
+    def handle_failed(self, name: str, failed: ReadFailed) -> list[Action]:
+        """A slab cannot be read: the step that waits for it ends, the engine goes on."""
+        slot = self._answered(name, failed.lease)
+        if slot is None:
+            return []
+        assert slot.key is not None
+        number, expert = slot.key
+        self.counters.reads_failed += 1
+        self._policy.forget(slot.key)
+        self.slots.fail(slot)
+        if failed.model_changed:
+            return [StopWith(3, f"model changed on disk: {failed.text}; restart with the new file")]
+        actions = self._dispatch()
+        layer = self._layer
+        if layer and layer.need.layer == number and expert in layer.missing:
+            text = f"layer {number}, expert {expert}: {failed.text}"
+            actions += [RequestsFailed(text), ToCompute(Abort(layer.need.step))]
+        return actions
+
+    def _answered(self, name: str, lease: SlotLease) -> Slot | None:
+        """The slot of a reader's answer, or None when the answer is late, double or void."""
+        slot = self.slots.current(lease)
+        if not self._reads.answered(name, lease) or slot is None:
+            self.counters.stale_answers += 1
+            return None
+        if slot.state is not SlotState.LOADING:
+            self.counters.stale_answers += 1
+            return None
+        return slot
+
+    # Steps
+
+    def end_layer(self, released: tuple[SlotLease, ...]) -> list[Action]:
+        """The step is over: nothing of its last layer is needed any more."""
+        self._release(released)
+        self._layer = None
+        return self._dispatch()
+
+    def abort_layer(self) -> list[Action]:
+        """The step ended early: unpin all that its layer holds, forget what waits for a slot.
+
+        Reads that are under way go on; their slots become ordinary residents. The policy believed
+        that every expert in a queue would follow another: set it right.
+        """
+        layer, self._layer = self._layer, None
+        for number, queue in layer.takes_over.items() if layer else ():
+            slot = self.slots.slots[number]
+            for expert in queue:
+                assert layer is not None
+                self._policy.forget((layer.need.layer, expert))
+            if queue and slot.key is not None:
+                self._policy.admit(slot.key, self.n_needs)
+        for slot in self.slots.slots:
+            slot.pins = 0
+        return self._dispatch()
+
+    def compute_died(self) -> list[Action]:
+        """Nothing is granted any more; what is resident stays."""
+        self._standing.clear()
+        return self.abort_layer()
+
+    def revoke_standing(self, layers: set[int]) -> list[Action]:
+        """End the standing grants of some layers. Only between steps."""
+        gone = tuple(sorted(self._standing & layers))
+        self._standing -= layers
+        self._may_stand -= layers
+        return [ToCompute(Revoke(gone))] if gone else []
+
+    def preload(self, keys: Sequence[Key]) -> list[Action]:
+        """Read these into free slots before the first step, as far as free slots go."""
+        for key in keys:
+            slot = self.slots.take_free(self._geometry.class_of_layer[key[0]])
+            if slot is None or self.slots.find(key) is not None:
+                continue
+            self.slots.lease(slot, key)
+            self._policy.admit(key, self.n_needs)
+            self._reads.push([self._geometry.read_of(slot)])
+        return self._dispatch()
+
+    def check(self) -> None:
+        """Invariants; raises AssertionError."""
+        self.slots.check()
+        self._reads.check()
+        n_loading = self.slots.count(SlotState.LOADING) + self.slots.count(SlotState.CONDEMNED)
+        assert n_loading == self._reads.n_under_way + self._reads.n_queued
+
+
+def _last_needed_last(use: ExpertUse) -> tuple[int, int]:
+    """Order of a layer's experts: those that recent tokens use most come last and stay longest."""
+    return (use.n_recent_tokens, use.expert)

@@ -1,0 +1,209 @@
+"""The slot table: which expert lies in which slot, and in what state. Private to the coordinator.
+
+    FREE --lease--> LOADING --ready--> READY --lease--> LOADING (evicts)
+                       |                 +---drop---> FREE
+                       +--fail----> FREE
+                       +--condemn-> CONDEMNED --lease again--> LOADING   (its worker was reaped)
+    FREE --retire--> RETIRED --restore--> FREE                           (memory given back)
+
+A slot is written only while LOADING or CONDEMNED. CONDEMNED means that its worker was told to die
+but may still write; only the worker's confirmed death ends that, never a timeout: a generation
+stops a late answer, not a late write. Every lease raises the generation.
+
+This module knows neither policy nor messages.
+"""
+
+import enum
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shm.messages import SlotLease
+
+Key = tuple[int, int]  # (layer, expert)
+
+
+class SlotState(enum.Enum):
+    """State of one slot."""
+
+    FREE = "free"
+    LOADING = "loading"
+    READY = "ready"
+    CONDEMNED = "condemned"
+    RETIRED = "retired"
+
+
+_LEGAL = {
+    (SlotState.FREE, "lease"): SlotState.LOADING,
+    (SlotState.READY, "lease"): SlotState.LOADING,
+    (SlotState.CONDEMNED, "lease"): SlotState.LOADING,
+    (SlotState.LOADING, "ready"): SlotState.READY,
+    (SlotState.LOADING, "fail"): SlotState.FREE,
+    (SlotState.LOADING, "condemn"): SlotState.CONDEMNED,
+    (SlotState.READY, "drop"): SlotState.FREE,
+    (SlotState.FREE, "retire"): SlotState.RETIRED,
+    (SlotState.RETIRED, "restore"): SlotState.FREE,
+}
+
+
+class SlotError(Exception):
+    """A transition that the table does not allow: a fault of ours."""
+
+
+@dataclass(slots=True)
+class Slot:
+    """One slot. `pins` counts the steps that use it now; a pinned slot is never written."""
+
+    number: int
+    slot_class: int
+    state: SlotState = SlotState.FREE
+    generation: int = 0
+    key: Key | None = None
+    pins: int = 0
+
+    @property
+    def lease(self) -> SlotLease:
+        """What names this content in messages."""
+        return SlotLease(self.number, self.generation)
+
+
+class SlotTable:
+    """All slots, and where each key is."""
+
+    def __init__(self, class_of_slots: list[int]) -> None:
+        self.slots = [Slot(number, slot_class) for number, slot_class in enumerate(class_of_slots)]
+        self._of_key: dict[Key, Slot] = {}
+        self._n_of_layer: Counter[int] = Counter()
+        self._free: list[list[int]] = [[] for _ in range(max(class_of_slots, default=-1) + 1)]
+        for slot in reversed(self.slots):
+            self._free[slot.slot_class].append(slot.number)
+
+    def find(self, key: Key) -> Slot | None:
+        """The slot that holds the key or is being filled with it."""
+        return self._of_key.get(key)
+
+    def current(self, lease: SlotLease) -> Slot | None:
+        """The slot of a lease, or None when its content has changed since."""
+        if lease.slot >= len(self.slots):
+            return None
+        slot = self.slots[lease.slot]
+        return slot if slot.generation == lease.generation else None
+
+    def take_free(self, slot_class: int) -> Slot | None:
+        """The free slot with the smallest number of a class, still free; None without one."""
+        free = self._free[slot_class]
+        return self.slots[free[-1]] if free else None
+
+    def n_of_layer(self, layer: int) -> int:
+        """Slots that hold experts of the layer or are being filled with them."""
+        return self._n_of_layer[layer]
+
+    def n_free(self, slot_class: int) -> int:
+        """Free slots of a class."""
+        return len(self._free[slot_class])
+
+    def lease(self, slot: Slot, key: Key) -> Key | None:
+        """Begin to fill a slot with a key; returns the key that was evicted from it."""
+        if slot.pins:
+            raise SlotError(f"slot {slot.number}: lease for {key} while pinned {slot.pins} times")
+        evicted = slot.key if slot.state is SlotState.READY else None
+        self._move(slot, "lease")
+        self._detach(slot)
+        slot.key = key
+        slot.generation += 1
+        self._of_key[key] = slot
+        self._n_of_layer[key[0]] += 1
+        return evicted
+
+    def lease_again(self, slot: Slot) -> None:
+        """Fill a condemned slot with the same key anew; pins stay."""
+        if slot.state is not SlotState.CONDEMNED:
+            raise SlotError(f"slot {slot.number}: lease again while {slot.state.value}")
+        self._move(slot, "lease")
+        slot.generation += 1
+
+    def ready(self, slot: Slot) -> None:
+        """The slab lies in the slot."""
+        self._move(slot, "ready")
+
+    def condemn(self, slot: Slot) -> None:
+        """The slot's worker will be killed; until it is reaped it may still write."""
+        self._move(slot, "condemn")
+
+    def fail(self, slot: Slot) -> None:
+        """The slab could not be read: the slot is free, whoever waits for it is told elsewhere."""
+        slot.pins = 0
+        self._clear(slot, "fail")
+
+    def drop(self, slot: Slot) -> None:
+        """Forget the content of a ready slot."""
+        if slot.pins:
+            raise SlotError(f"slot {slot.number}: drop while pinned {slot.pins} times")
+        self._clear(slot, "drop")
+
+    def retire(self, slot: Slot) -> None:
+        """Take a free slot out of use: its memory goes back to the system."""
+        self._move(slot, "retire")
+
+    def restore(self, slot: Slot) -> None:
+        """Put a retired slot back to use."""
+        self._move(slot, "restore")
+        self._free[slot.slot_class].append(slot.number)
+
+    def pin(self, slot: Slot) -> None:
+        """A step uses the slot."""
+        slot.pins += 1
+
+    def unpin(self, slot: Slot) -> None:
+        """A step is done with the slot."""
+        if slot.pins < 1:
+            raise SlotError(f"slot {slot.number}: release without a grant")
+        slot.pins -= 1
+
+    def count(self, state: SlotState, slot_class: int | None = None) -> int:
+        """Slots in a state, of one class or of all."""
+        return sum(
+            1
+            for slot in self.slots
+            if slot.state is state and slot_class in (None, slot.slot_class)
+        )
+
+    def resident(self) -> Iterator[tuple[Key, Slot]]:
+        """Keys whose slab is ready."""
+        return ((key, slot) for key, slot in self._of_key.items() if slot.state is SlotState.READY)
+
+    def check(self) -> None:
+        """Invariants; raises AssertionError."""
+        for slot in self.slots:
+            assert slot.pins >= 0, slot
+            has_key = slot.state in (SlotState.LOADING, SlotState.READY, SlotState.CONDEMNED)
+            assert (slot.key is not None) == has_key, slot
+            assert not slot.key or self._of_key.get(slot.key) is slot, slot
+            assert has_key or slot.pins == 0, slot
+        n_free = sum(len(free) for free in self._free)
+        assert n_free == self.count(SlotState.FREE)
+        assert sum(self._n_of_layer.values()) == len(self._of_key)
+        assert len(self._of_key) == sum(1 for slot in self.slots if slot.key is not None)
+
+    def _clear(self, slot: Slot, event: str) -> None:
+        self._move(slot, event)
+        self._detach(slot)
+        self._free[slot.slot_class].append(slot.number)
+
+    def _detach(self, slot: Slot) -> None:
+        if slot.key is not None:
+            del self._of_key[slot.key]
+            self._n_of_layer[slot.key[0]] -= 1
+            slot.key = None
+
+    def _move(self, slot: Slot, event: str) -> None:
+        new = _LEGAL.get((slot.state, event))
+        if new is None:
+            raise SlotError(f"slot {slot.number}: {event} while {slot.state.value}")
+        if slot.state is SlotState.FREE:
+            free = self._free[slot.slot_class]
+            if free[-1] == slot.number:  # what `take_free` names: the usual case, O(1)
+                free.pop()
+            else:
+                free.remove(slot.number)
+        slot.state = new

@@ -1,0 +1,192 @@
+"""A compute worker and readers made of nothing, to drive the decision core in tests.
+
+The readers complete their reads in an order that a seed decides; the compute worker releases
+experts as they are granted. What the core decided is recorded.
+"""
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from coordinator.actions import Action, Deliver, Ended, ToCompute, ToWorker
+from coordinator.geometry import PoolGeometry
+from coordinator.policies import Lru, Policy, PolicyGeometry
+from coordinator.requests import Requests, Schedule
+from coordinator.residency import Residency
+from coordinator.slots import SlotState
+from coordinator.state import (
+    Core,
+    Event,
+    FromCompute,
+    FromReader,
+    ReaderCondemned,
+    ReaderDied,
+    ReaderReady,
+)
+from shm.messages import (
+    Abort,
+    ExpertUse,
+    Grant,
+    Need,
+    ReadSlabs,
+    Release,
+    SlabRead,
+    SlabsReady,
+    SlotLease,
+    StepDone,
+    StepTimes,
+)
+
+NO_TIMES = StepTimes(0, 0, 0, 0, 0, 0)
+SLAB_BYTES = 3000
+
+
+def geometry(n_layers: int, n_experts: int, n_slots: int) -> PoolGeometry:
+    """One slot class; slabs of three ranges that begin anywhere."""
+
+    def ranges_of(layer: int, expert: int) -> tuple[tuple[int, int, int], ...]:
+        start = (layer * n_experts + expert) * SLAB_BYTES
+        return tuple((0, start + part * 1000, 1000) for part in range(3))
+
+    windows = [
+        (slot * 30_000, slot * 30_000 + 10_000, slot * 30_000 + 20_000) for slot in range(n_slots)
+    ]
+    return PoolGeometry(
+        windows, [0] * n_slots, dict.fromkeys(range(n_layers), 0), n_experts, ranges_of, 4096
+    )
+
+
+def policy_geometry(n_layers: int, n_slots: int) -> PolicyGeometry:
+    """The policy's view of `geometry`."""
+    return PolicyGeometry(dict.fromkeys(range(n_layers), 0), (n_slots,))
+
+
+@dataclass
+class Engine:
+    """The core with simulated processes around it."""
+
+    core: Core
+    rng: random.Random
+    credit: int = 2
+    inbox: list[Any] = field(default_factory=list)  # of compute
+    under_way: dict[str, list[SlabRead]] = field(default_factory=dict)
+    delivered: list[Any] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)
+    victims: list[tuple[int, tuple[int, int]]] = field(default_factory=list)
+    n_deaths: int = 0
+
+    def handle(self, event: Event) -> list[Action]:
+        """One event through the core, its actions performed, its invariants checked."""
+        actions = self.core.handle(event)
+        self.core.check()
+        for action in actions:
+            match action:
+                case ToCompute(message):
+                    self.inbox.append(message)
+                case ToWorker(name, ReadSlabs(reads)):
+                    self.under_way[name].extend(reads)
+                    self.victims += [(read.lease.slot, (read.layer, read.expert)) for read in reads]
+                case Deliver(sampled):
+                    self.delivered.extend(sampled)
+                case Ended():
+                    self.ended.append(action)
+        return actions
+
+    def start_readers(self, n: int) -> None:
+        """Readers io0 … io(n-1)."""
+        for number in range(n):
+            self.under_way[f"io{number}"] = []
+            self.handle(ReaderReady(f"io{number}", self.credit))
+
+    def complete_some_read(self, kill_probability: float = 0.0) -> None:
+        """Some read under way ends, or its reader is killed and replaced."""
+        busy = [name for name, reads in self.under_way.items() if reads]
+        assert busy, "compute waits and nothing is being read"
+        name = self.rng.choice(busy)
+        if self.rng.random() < kill_probability:
+            self.kill(name)
+            return
+        reads = self.under_way[name]
+        read = reads.pop(self.rng.randrange(len(reads)))
+        self.handle(FromReader(name, SlabsReady(read.lease, 1, 2, SLAB_BYTES, 0)))
+
+    def kill(self, name: str) -> None:
+        """A reader dies, answers late, and a new one takes its name."""
+        self.n_deaths += 1
+        lost = self.under_way[name]
+        self.under_way[name] = []
+        if self.rng.random() < 0.5:
+            self.handle(ReaderCondemned(name))
+            for read in lost:
+                assert self.core.residency.slots.slots[read.lease.slot].state is SlotState.CONDEMNED
+        self.handle(ReaderDied(name))
+        for read in lost:
+            self.handle(FromReader(name, SlabsReady(read.lease, 1, 2, SLAB_BYTES, 0)))
+        self.handle(ReaderReady(name, self.credit))
+
+    def run_layer(
+        self, need: Need, kill_probability: float = 0.0
+    ) -> tuple[list[int], tuple[SlotLease, ...]]:
+        """Send a need, compute what is granted; returns the experts in order and what is unreleased."""
+        self.handle(FromCompute(need))
+        wanted = {use.expert for use in need.experts}
+        computed: list[int] = []
+        unreleased: list[SlotLease] = []
+        while wanted:
+            while not self.inbox:
+                self.complete_some_read(kill_probability)
+            grant = self.inbox.pop(0)
+            assert not isinstance(grant, Abort)
+            if not isinstance(grant, Grant) or grant.layer != need.layer:
+                continue
+            for location in grant.locations:
+                slot = self.core.residency.slots.slots[location.lease.slot]
+                assert slot.key == (need.layer, location.expert)
+                assert slot.state is SlotState.READY
+                if location.expert not in wanted:
+                    assert grant.standing
+                    continue
+                wanted.remove(location.expert)
+                computed.append(location.expert)
+                if not grant.standing:
+                    unreleased.append(location.lease)
+            if grant.n_waiting and unreleased:
+                self.handle(FromCompute(Release(tuple(unreleased))))
+                unreleased = []
+        return computed, tuple(unreleased)
+
+
+def engine(
+    n_layers: int,
+    n_experts: int,
+    n_slots: int,
+    *,
+    policy: Policy | None = None,
+    seed: int = 0,
+    n_readers: int = 2,
+    schedule: Schedule | None = None,
+    standing_grants: bool = True,
+) -> Engine:
+    """A core with `n_readers` simulated readers."""
+    shape = geometry(n_layers, n_experts, n_slots)
+    chosen = policy or Lru(policy_geometry(n_layers, n_slots))
+    residency = Residency(shape, chosen, standing_grants=standing_grants)
+    requests = Requests(schedule or Schedule(n_layers, 64))
+    made = Engine(Core(residency, requests), random.Random(seed))
+    made.start_readers(n_readers)
+    return made
+
+
+def need(
+    layer: int, experts: list[int], released: tuple[SlotLease, ...] = (), n_recent: int = 0
+) -> Need:
+    """A need for some experts, one token each."""
+    uses = tuple(ExpertUse(expert, 1, n_recent) for expert in sorted(experts))
+    return Need(1, layer, uses, (), released)
+
+
+def done(
+    step: int, released: tuple[SlotLease, ...] = (), sampled: tuple[Any, ...] = ()
+) -> StepDone:
+    """A step that ended as it should."""
+    return StepDone(step, sampled, NO_TIMES, 0, released, False)

@@ -1,0 +1,188 @@
+"""Composition of steps: scripts of events, and random runs."""
+
+import random
+
+from simulation import done, engine
+
+from coordinator.actions import Ended, ToCompute
+from coordinator.requests import Schedule
+from coordinator.state import ComputeDied, Continue, EndRequest, FromCompute, NewRequest
+from shm.messages import Cancel, Finished, Sampled, Sampling, Slice, Step, StepDone, Submit
+
+GREEDY = Sampling(0.0, 0, 1.0, 0.0, 1.0, 1)
+
+
+def submit(request: int, n_prompt: int, n_context: int = 1000) -> Submit:
+    return Submit(request, tuple(range(n_prompt)), GREEDY, n_context, False)
+
+
+def machine(max_running: int = 4, chunk: int = 64, n_layers: int = 8):
+    return engine(n_layers, 4, 4, schedule=Schedule(n_layers, chunk, max_running))
+
+
+def steps(run) -> list[Step]:
+    """Steps sent to compute since the last call."""
+    found = [message for message in run.inbox if isinstance(message, Step)]
+    run.inbox.clear()
+    return found
+
+
+def start(run, request: int, n_prompt: int, max_tokens: int = 3, **options) -> None:
+    stop_ids = frozenset({9})
+    run.handle(NewRequest(submit(request, n_prompt, **options), max_tokens, stop_ids))
+
+
+def go_on(run, sampled=()) -> list[Step]:
+    run.inbox.clear()
+    run.handle(FromCompute(done(run.core.requests.running_step.step, (), tuple(sampled))))
+    run.handle(Continue())
+    return steps(run)
+
+
+def test_one_request_from_prompt_to_length() -> None:
+    run = machine()
+    start(run, 7, 100)
+    run.handle(Continue())
+    assert steps(run) == [Step(1, (Slice(7, 0, 64, False),), 0, 8)]
+    assert go_on(run) == [Step(2, (Slice(7, 64, 36, True),), 0, 8)]
+    assert go_on(run, [Sampled(7, 5, -0.1)]) == [Step(3, (Slice(7, 100, 1, True),), 0, 8)]
+    assert go_on(run, [Sampled(7, 6, -0.1)]) == [Step(4, (Slice(7, 101, 1, True),), 0, 8)]
+    assert go_on(run, [Sampled(7, 6, -0.1)]) == []
+    assert run.ended == [Ended(7, "length", None)]
+    assert run.core.requests.is_idle
+
+
+def test_a_stop_id_ends_with_eos() -> None:
+    run = machine()
+    start(run, 1, 3)
+    run.handle(Continue())
+    assert go_on(run, [Sampled(1, 9, -0.1)]) == []
+    assert run.ended == [Ended(1, "eos", None)]
+
+
+def test_a_full_context_ends_with_length() -> None:
+    run = machine()
+    start(run, 1, 3, max_tokens=50, n_context=4)
+    run.handle(Continue())
+    assert go_on(run, [Sampled(1, 5, -0.1)]) == []
+    assert run.ended == [Ended(1, "length", None)]
+
+
+def test_eval_wants_no_token() -> None:
+    run = machine()
+    start(run, 1, 3, max_tokens=0)
+    run.handle(Continue())
+    assert steps(run) == [Step(1, (Slice(1, 0, 3, False),), 0, 8)]
+    assert go_on(run) == []
+    assert run.ended == [Ended(1, "length", None)]
+
+
+def test_a_newcomers_prompt_is_cut_so_that_others_decode() -> None:
+    run = machine()
+    start(run, 1, 3, max_tokens=50)
+    run.handle(Continue())
+    start(run, 2, 70)
+    order = []
+    step = steps(run)[0]
+    for _ in range(6):
+        drawn = [Sampled(part.request, 5, -0.1) for part in step.slices if part.sample]
+        (step,) = go_on(run, drawn)
+        order.append((step.slices[0].request, step.first_layer, step.stop_layer))
+    assert order == [(1, 0, 8), (2, 0, 4), (1, 0, 8), (2, 4, 8), (1, 0, 8), (2, 0, 4)]
+
+
+def test_sequences_decode_together() -> None:
+    run = machine()
+    for request in (1, 2):
+        start(run, request, 3, max_tokens=50)
+    run.handle(Continue())
+    (first,) = steps(run)
+    assert [part.request for part in first.slices] == [1]
+    seen = []
+    step = first
+    for _ in range(5):
+        (step,) = go_on(run, [Sampled(p.request, 5, -0.1) for p in step.slices if p.sample])
+        seen.append(sorted(part.request for part in step.slices))
+    assert seen[-1] == [1, 2]
+
+
+def test_the_queue_waits_for_room() -> None:
+    run = machine(max_running=1)
+    start(run, 1, 3, max_tokens=1)
+    start(run, 2, 3, max_tokens=1)
+    run.handle(Continue())
+    assert steps(run)[0].slices[0].request == 1
+    assert go_on(run, [Sampled(1, 5, -0.1)])[0].slices[0].request == 2
+
+
+def test_cancel_queued_running_and_unknown() -> None:
+    run = machine(max_running=1)
+    start(run, 1, 3)
+    start(run, 2, 3)
+    run.handle(Continue())
+    run.handle(EndRequest(2, "cancelled"))
+    assert run.ended == [Ended(2, "cancelled", None)]
+    actions = run.handle(EndRequest(1, "cancelled"))
+    assert actions == [ToCompute(Cancel(1))]
+    step = run.core.requests.running_step.step
+    run.handle(FromCompute(StepDone(step, (), done(1).times, 0, (), True)))
+    assert run.ended[-1] == Ended(1, "cancelled", None)
+    assert run.handle(EndRequest(77, "cancelled")) == []
+
+
+def test_a_stop_string_ends_before_the_next_step() -> None:
+    run = machine()
+    start(run, 1, 3, max_tokens=50)
+    run.handle(Continue())
+    step = run.core.requests.running_step.step
+    run.handle(FromCompute(done(step, (), (Sampled(1, 5, -0.1),))))
+    actions = run.handle(EndRequest(1, "stop"))
+    assert ToCompute(Finished(1, "stop")) in actions
+    assert run.handle(Continue()) == []
+
+
+def test_a_failed_step_ends_its_requests_and_no_others() -> None:
+    run = machine(max_running=1)
+    start(run, 1, 3)
+    start(run, 2, 3)
+    run.handle(Continue())
+    run.core.requests.fail_step("layer 1, expert 2: EIO")
+    step = run.core.requests.running_step.step
+    run.handle(FromCompute(StepDone(step, (), done(1).times, 0, (), True)))
+    assert run.ended == [Ended(1, "error", "layer 1, expert 2: EIO")]
+    run.handle(Continue())
+    assert steps(run)[-1].slices[0].request == 2
+
+
+def test_a_dead_compute_ends_what_it_held_and_keeps_the_queue() -> None:
+    run = machine(max_running=1)
+    start(run, 1, 3)
+    start(run, 2, 3)
+    run.handle(Continue())
+    steps(run)
+    run.handle(ComputeDied("compute was killed"))
+    assert run.ended == [Ended(1, "error", "compute was killed")]
+    run.handle(Continue())
+    assert steps(run)[0].slices[0].request == 2
+
+
+def test_random_requests_all_end_once() -> None:
+    for seed in range(30):
+        rng = random.Random(seed)
+        run = machine(max_running=rng.randint(1, 4))
+        pending = list(range(12))
+        while pending or not run.core.requests.is_idle:
+            if pending and rng.random() < 0.3:
+                start(run, pending.pop(), rng.randint(1, 200), rng.randint(1, 6))
+            if rng.random() < 0.05:
+                run.handle(EndRequest(rng.randint(0, 11), rng.choice(["cancelled", "stop"])))
+            run.handle(Continue())
+            step = run.core.requests.running_step
+            if step is None:
+                continue
+            if rng.random() < 0.02:
+                run.handle(ComputeDied("gone"))
+                continue
+            drawn = [Sampled(p.request, rng.randint(0, 12), -1.0) for p in step.slices if p.sample]
+            run.handle(FromCompute(done(step.step, (), tuple(drawn))))
+        assert sorted(ended.request for ended in run.ended) == list(range(12))
