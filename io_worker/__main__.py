@@ -1,0 +1,152 @@
+"""An I/O worker: ``python -P -m io_worker ARGUMENTS``.
+
+Its whole life: be born, connect, `Hello`, `Welcome`, try the readers, `Ready`; then read what it is
+told and answer, with a `Heartbeat` twice a second, until `Stop`. It decides nothing. Whatever goes
+wrong ends it with a `Failed`, one line on standard error and a nonzero exit code.
+"""
+
+import json
+import math
+import os
+import sys
+import time
+from typing import Any
+
+import zmq
+
+from io_worker.probe import ReaderChoice, choose_reader
+from io_worker.read_queue import ReadQueue
+from io_worker.settings import IoSettings, decode_settings
+from io_worker.slab_reader import SlabReader
+from shm.birth import Birth, ChildArguments, begin_life, decode_arguments, parent_is_gone
+from shm.codec import MessageError
+from shm.link import LinkError, pair_socket
+from shm.messages import (
+    PROTOCOL_VERSION,
+    Failed,
+    Heartbeat,
+    Hello,
+    ReadSlabs,
+    Ready,
+    Stop,
+    Welcome,
+    decode,
+    encode,
+)
+from shm.pool import PoolError, PoolMapping
+
+HEARTBEAT_SECONDS = 0.5
+WELCOME_TIMEOUT_SECONDS = 30.0
+EXIT_CONFIGURATION, EXIT_RESOURCES, EXIT_INTERNAL = 2, 4, 5
+
+Link = zmq.Socket[bytes]
+
+
+def main() -> int:
+    """Exit code of the process."""
+    try:
+        (text,) = sys.argv[1:]
+        arguments = decode_arguments(text)
+    except (ValueError, MessageError) as error:
+        print(f"io_worker: started by the coordinator only ({error})", file=sys.stderr)
+        return EXIT_CONFIGURATION
+    birth = begin_life(arguments)
+    try:
+        with (
+            zmq.Context(io_threads=1) as context,
+            pair_socket(context, arguments.endpoint, bind=False) as link,
+        ):
+            return live(arguments, birth, link)
+    except LinkError as error:
+        print(f"{arguments.process}: {error}", file=sys.stderr)
+        return EXIT_INTERNAL
+
+
+def live(arguments: ChildArguments, birth: Birth, link: Link) -> int:
+    """From `Hello` to `Stop`; whatever else ends it is told to both ends."""
+    try:
+        settings = greet(arguments, link)
+        if arguments.pool_fd is None:
+            raise MessageError("arguments: an I/O worker needs a pool")
+        pool = PoolMapping(arguments.pool_fd, arguments.layout, writable=True)
+        choice = choose_reader(settings.reader, settings.files)
+        reader = SlabReader(settings.files, pool.view, choice.name, drop_cache=settings.drop_cache)
+        queue = ReadQueue(settings.queue_depth, reader, pool)
+        link.send(encode(Ready(arguments.process, ready_detail(birth, choice, settings))))
+        serve(arguments, link, queue, reader)
+        if queue.close():
+            pool.close()
+        return 0
+    except PoolError as error:
+        return fail(arguments, link, EXIT_RESOURCES, str(error))
+    except Exception as error:
+        return fail(arguments, link, EXIT_INTERNAL, f"{type(error).__name__}: {error}")
+
+
+def greet(arguments: ChildArguments, link: Link) -> IoSettings:
+    """Say who this is and take the settings."""
+    link.send(encode(Hello(PROTOCOL_VERSION, arguments.process, os.getpid(), arguments.token)))
+    if not link.poll(int(WELCOME_TIMEOUT_SECONDS * 1000)):
+        raise MessageError(f"link: no Welcome within {WELCOME_TIMEOUT_SECONDS:.0f} s")
+    welcome = decode(link.recv())
+    if not isinstance(welcome, Welcome):
+        raise MessageError(f"link: expected Welcome, found {type(welcome).__name__}")
+    if welcome.protocol != PROTOCOL_VERSION:
+        raise MessageError(
+            f"link: expected protocol {PROTOCOL_VERSION}, found {welcome.protocol}; "
+            "all processes must come from one installation"
+        )
+    return decode_settings(welcome.settings, arguments.file_fds)
+
+
+def ready_detail(birth: Birth, choice: ReaderChoice, settings: IoSettings) -> str:
+    """What was chosen at start, as JSON."""
+    detail: dict[str, Any] = {
+        "reader": choice.name,
+        "reason": choice.reason,
+        "queue_depth": settings.queue_depth,
+        "cores": birth.cores,
+        "warnings": birth.warnings,
+    }
+    return json.dumps(detail)
+
+
+def serve(arguments: ChildArguments, link: Link, queue: ReadQueue, reader: SlabReader) -> None:
+    """Read and answer until `Stop` or until the parent is gone."""
+    poller = zmq.Poller()
+    poller.register(link, zmq.POLLIN)
+    poller.register(queue.completion_fd, zmq.POLLIN)
+    next_beat = time.monotonic()
+    while True:
+        wait_seconds = max(0.0, next_beat - time.monotonic())
+        poller.poll(math.ceil(wait_seconds * 1000))
+        while link.poll(0):
+            message = decode(link.recv())
+            if isinstance(message, Stop):
+                return
+            if not isinstance(message, ReadSlabs):
+                raise MessageError(f"link: unexpected {type(message).__name__}")
+            queue.submit(message.reads)
+        for completion in queue.collect():
+            link.send(encode(completion))
+        for line in reader.new_refusals():
+            print(f"{arguments.process}: {line}", file=sys.stderr, flush=True)
+        if time.monotonic() >= next_beat:
+            next_beat = time.monotonic() + HEARTBEAT_SECONDS
+            if parent_is_gone(arguments.parent_pid):
+                return
+            link.send(encode(Heartbeat(arguments.process, queue.n_done)))
+
+
+def fail(arguments: ChildArguments, link: Link, exit_code: int, text: str) -> int:
+    """Tell the coordinator and standard error why this process ends."""
+    print(f"{arguments.process}: {text}", file=sys.stderr, flush=True)
+    try:
+        link.send(encode(Failed(arguments.process, exit_code, text)), zmq.DONTWAIT)
+    except zmq.ZMQError as error:
+        print(f"{arguments.process}: cannot tell the coordinator: {error}", file=sys.stderr)
+    return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
