@@ -1,0 +1,179 @@
+"""The forward pass over a ragged batch: tokens of several sequences in one matrix.
+
+It can stop and go on at every layer boundary: all state is `hidden`, the layer to go on with, and
+the KV cache. Experts arrive through a callable, so this module does not know where they lie.
+
+No result depends on what else is in the batch: every operation works row by row, with an order of
+additions that is fixed by the length of the row. Keep it so (see `kernels`).
+
+Shapes: T tokens, D model width, H query heads, K key-value heads, hd head width, E experts,
+A active experts, V vocabulary.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from compute_worker.arch import ModelSpec
+from compute_worker.kernels import Kernels
+from compute_worker.kv import KvCache
+from compute_worker.matrix import Floats, Integers
+from compute_worker.weights import Router, Weights
+
+Rotation = tuple[Floats, Floats]  # cosines and sines, (T, 1, rope_width / 2)
+# experts(layer, x (T, D), chosen (T, A) ascending ids, weights (T, A)) -> (T, D)
+Experts = Callable[[int, Floats, Integers, Floats], Floats]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Tokens of one step. The tokens of a sequence are in ascending position, all of its earlier
+    positions are in the KV cache, and its table has a block for each position."""
+
+    token_ids: Integers  # (T)
+    positions: Integers  # (T), absolute in their sequence
+    sequence_of_token: Integers  # (T), row of `tables`
+    tables: Integers  # (S, most blocks), KV blocks of each sequence
+
+
+def embed(weights: Weights, batch: Batch) -> Floats:
+    """The hidden state before layer 0: (T, D)."""
+    return weights.embedding.rows(batch.token_ids)
+
+
+@np.errstate(all="ignore")  # the weights of a hostile file may be NaN
+def forward(
+    weights: Weights,
+    batch: Batch,
+    hidden: Floats,
+    layers: range,
+    kv: KvCache,
+    experts: Experts,
+    kernels: Kernels,
+) -> Floats:
+    """Apply `layers` to `hidden` (T, D) -> (T, D). Writes the keys and values of these layers."""
+    spec = weights.spec
+    places = (batch.tables, batch.sequence_of_token, batch.positions)
+    rotation = rotation_of(spec, batch.positions)
+    norm_heads = QK_NORMS[spec.qk_norm]
+    for index in layers:
+        layer = weights.layers[index]
+        x = rms_norm(hidden, layer.attn_norm, spec.rms_epsilon)  # (T, D)
+        q = as_heads(kernels.matmul(layer.q, x), spec.n_heads)  # (T, H, hd)
+        k = as_heads(kernels.matmul(layer.k, x), spec.n_kv_heads)  # (T, K, hd)
+        v = as_heads(kernels.matmul(layer.v, x), spec.n_kv_heads)  # (T, K, hd)
+        q = rotate(norm_heads(q, layer.q_norm, spec.rms_epsilon), rotation)  # (T, H, hd)
+        k = rotate(norm_heads(k, layer.k_norm, spec.rms_epsilon), rotation)  # (T, K, hd)
+        kernels.store_kv(kv, index, k, v, *places)
+        mixed = kernels.attention(q, kv, index, *places)  # (T, H, hd)
+        hidden = hidden + kernels.matmul(layer.attn_output, mixed.reshape(len(x), -1))  # (T, D)
+
+        x = rms_norm(hidden, layer.ffn_norm, spec.rms_epsilon)  # (T, D)
+        chosen, shares = route(x, layer.router, kernels)  # (T, A), (T, A)
+        hidden = hidden + experts(index, x, chosen, shares)  # (T, D)
+    return hidden
+
+
+def logits(weights: Weights, hidden: Floats, kernels: Kernels) -> Floats:
+    """Scores of every token of the vocabulary after the last layer: (N, D) -> (N, V)."""
+    x = rms_norm(hidden, weights.output_norm, weights.spec.rms_epsilon)
+    return kernels.matmul(weights.output, x)
+
+
+@np.errstate(all="ignore")
+def route(x: Floats, router: Router, kernels: Kernels) -> tuple[Integers, Floats]:
+    """The experts of each token: ids (T, A) ascending, and their weights (T, A).
+
+    Softmax over all experts, then the A largest; the lower id wins a tie. Scaled to sum 1 only
+    where the architecture does so. Always A different ids, whatever x holds.
+    """
+    scores = kernels.matmul(router.matrix, x)  # (T, E)
+    shares = np.exp(scores - scores.max(axis=-1, keepdims=True))  # (T, E)
+    shares /= shares.sum(axis=-1, keepdims=True)
+    best = np.argsort(-shares, axis=-1, kind="stable")[:, : router.n_active]
+    chosen = np.sort(best, axis=-1)  # (T, A)
+    weights = np.take_along_axis(shares, chosen, axis=-1)  # (T, A)
+    if router.norm_topk:
+        weights /= weights.sum(axis=-1, keepdims=True)
+    return chosen.astype(np.int32), weights
+
+
+def group_by_expert(chosen: Integers) -> dict[int, Integers]:
+    """For each expert that `chosen` (T, A) names, ascending: its pairs ``token * A + place``,
+    ascending. These are the rows of `out` that `expert_blocks` writes and `combine` adds."""
+    flat = chosen.ravel()
+    order = np.argsort(flat, kind="stable").astype(np.int32)
+    experts, starts = np.unique(flat[order], return_index=True)
+    return dict(zip(experts.tolist(), np.split(order, starts[1:]), strict=True))
+
+
+@np.errstate(all="ignore")
+def combine(out: Floats, weights: Floats) -> Floats:
+    """Add up what the experts gave: out (T * A, D), weights (T, A) -> (T, D).
+
+    In ascending expert id, one expert after another, whatever the order they were computed in.
+    """
+    n_tokens, n_active = weights.shape
+    parts = out.reshape(n_tokens, n_active, -1)  # (T, A, D)
+    total = parts[:, 0] * weights[:, 0, None]  # (T, D)
+    for place in range(1, n_active):
+        total += parts[:, place] * weights[:, place, None]
+    return total
+
+
+@np.errstate(all="ignore")
+def rms_norm(x: Floats, weight: Floats, epsilon: float) -> Floats:
+    """Scale each row of x (…, n) to a root mean square of 1, then by `weight` (n)."""
+    mean_square = np.mean(np.square(x), axis=-1, keepdims=True)
+    inverse: Floats = np.reciprocal(np.sqrt(mean_square + np.float32(epsilon)))
+    return x * inverse * weight
+
+
+def as_heads(x: Floats, n_heads: int) -> Floats:
+    """(T, n_heads * hd) -> (T, n_heads, hd), a view."""
+    return x.reshape(len(x), n_heads, -1)
+
+
+def _norm_whole(x: Floats, weight: Floats | None, epsilon: float) -> Floats:
+    """One root mean square over the vector of all heads."""
+    assert weight is not None
+    return rms_norm(x.reshape(len(x), -1), weight, epsilon).reshape(x.shape)
+
+
+def _norm_each(x: Floats, weight: Floats | None, epsilon: float) -> Floats:
+    """One root mean square per head; the heads share `weight`."""
+    assert weight is not None
+    return rms_norm(x, weight, epsilon)
+
+
+def _norm_none(x: Floats, weight: Floats | None, epsilon: float) -> Floats:
+    return x
+
+
+QK_NORMS: Mapping[str, Callable[[Floats, Floats | None, float], Floats]] = {
+    "whole": _norm_whole,
+    "head": _norm_each,
+    "none": _norm_none,
+}
+
+
+def rotation_of(spec: ModelSpec, positions: Integers) -> Rotation:
+    """Angles of rotary embedding: pair i turns by ``position * base ** (-2 i / rope_width)``."""
+    exponents = np.arange(0, spec.rope_width, 2) / spec.rope_width
+    angles = positions[:, None] * spec.rope_base**-exponents  # (T, rope_width / 2), float64
+    cosines = np.cos(angles).astype(np.float32)[:, None]
+    sines = np.sin(angles).astype(np.float32)[:, None]
+    return cosines, sines
+
+
+def rotate(x: Floats, rotation: Rotation) -> Floats:
+    """Turn x (T, heads, hd). Element i pairs with i + rope_width / 2 (the NeoX order); elements
+    from rope_width on stay."""
+    cosines, sines = rotation
+    half = cosines.shape[-1]
+    first, second = x[..., :half], x[..., half : 2 * half]
+    turned = x.copy()
+    turned[..., :half] = first * cosines - second * sines
+    turned[..., half : 2 * half] = second * cosines + first * sines
+    return turned

@@ -1,0 +1,249 @@
+"""Dense weights: read once into one anonymous arena, or mapped from the file as an arm to measure.
+
+    arena (MAP_PRIVATE | MAP_ANONYMOUS, huge pages):  | tensor | pad to 64 | tensor | pad to 64 | …
+
+Projections and the output head stay in the type of the file. Norms and routers become float32:
+they are small, and routing must not depend on how they were stored. Embedding rows are read when
+a step needs them, except where the output head is tied to them.
+
+What is read is dropped from the page cache at once, else the weights would be paid for twice.
+This module knows no experts; the names of tensors were resolved by `arch`.
+"""
+
+import ctypes
+import errno
+import math
+import mmap
+import os
+import resource
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from compute_worker.arch import DENSE_ALIGNMENT, LayerTensors, ModelSpec, dense_bytes
+from compute_worker.matrix import Bytes, Floats, Integers, Matrix, dequantise
+from io_worker.gguf_header import ModelFormatError, TensorInfo
+from io_worker.reader import ModelFile
+
+F32 = 0  # ggml type id
+READ_BYTES = 8 * 1024 * 1024  # between two reports of progress; larger reads are not faster
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Router:
+    """Chooses `n_active` experts; `norm_topk` scales their weights to sum 1."""
+
+    matrix: Matrix  # (E, D), float32
+    n_active: int
+    norm_topk: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """The dense weights of one layer. Matrices are (outputs, inputs)."""
+
+    attn_norm: Floats  # (D)
+    q: Matrix  # (H * head_width, D)
+    k: Matrix  # (K * head_width, D)
+    v: Matrix  # (K * head_width, D)
+    attn_output: Matrix  # (D, H * head_width)
+    q_norm: Floats | None
+    k_norm: Floats | None
+    ffn_norm: Floats  # (D)
+    router: Router
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbeddingRows:
+    """Rows of the token embedding: from `table` where it is resident, else from the file."""
+
+    info: TensorInfo
+    file: ModelFile
+    table: Matrix | None
+
+    def rows(self, token_ids: Integers) -> Floats:
+        """token_ids (T), each below the vocabulary size -> (T, D). Each row is read once."""
+        width, n_tokens = self.info.shape
+        stride = self.info.n_bytes // n_tokens
+        unique, place = np.unique(token_ids, return_inverse=True)
+        if self.table is not None:
+            data = self.table.data.reshape(n_tokens, stride)[unique]
+        else:
+            data = np.empty((len(unique), stride), np.uint8)
+            for row, token in zip(data, unique.tolist(), strict=True):
+                _read(self.file, self.info, token * stride, row.data)
+        return dequantise(data, self.info.type, width)[place]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weights:
+    """All dense weights of a model. Arrays stay valid as long as this lives."""
+
+    spec: ModelSpec
+    embedding: EmbeddingRows
+    layers: tuple[Layer, ...]
+    output_norm: Floats  # (D)
+    output: Matrix  # (V, D)
+    arena: Bytes  # what to lock; empty where the weights are mapped
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where bytes come from: a matrix as it is in the file, a float32 array of any float tensor."""
+
+    matrix: Callable[[TensorInfo], Matrix]
+    floats: Callable[[TensorInfo], Floats]
+
+
+def load_weights(spec: ModelSpec, files: Sequence[ModelFile], progress: Progress) -> Weights:
+    """Read all dense weights into anonymous memory.
+
+    `files` are the model's files by file index; their descriptors must stay open, for embedding
+    rows. Raises `ModelFormatError` where a file ends early, `OSError` for what the disk or the
+    memory refuses.
+    """
+    total_bytes = dense_bytes(spec)
+    arena = _anonymous(total_bytes)
+    used_bytes = 0
+
+    def take(n_bytes: int) -> Bytes:
+        nonlocal used_bytes
+        start, used_bytes = (
+            used_bytes,
+            used_bytes + -(-n_bytes // DENSE_ALIGNMENT) * DENSE_ALIGNMENT,
+        )
+        return arena[start : start + n_bytes]
+
+    def matrix(info: TensorInfo) -> Matrix:
+        data = take(info.n_bytes)
+        _read_whole(files[info.file], info, data)
+        progress(used_bytes, total_bytes)
+        return _as_matrix(info, data)
+
+    def floats(info: TensorInfo) -> Floats:
+        data = take(4 * math.prod(info.shape)).view(np.float32)
+        raw = data.view(np.uint8) if info.type == F32 else np.empty(info.n_bytes, np.uint8)
+        _read_whole(files[info.file], info, raw)
+        if info.type != F32:
+            data[:] = dequantise(raw, info.type, info.shape[0]).ravel()
+        return data
+
+    weights = _assemble(spec, files, _Source(matrix, floats), arena)
+    assert used_bytes == total_bytes, (used_bytes, total_bytes)
+    return weights
+
+
+def map_weights(spec: ModelSpec, files: Sequence[ModelFile]) -> Weights:
+    """The same, with matrices left in the page cache. A file that shrinks ends the process with
+    SIGBUS."""
+    maps = [
+        np.frombuffer(mmap.mmap(file.fd, 0, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
+        for file in files
+    ]
+
+    def raw(info: TensorInfo) -> Bytes:
+        return maps[info.file][info.offset : info.offset + info.n_bytes]
+
+    def floats(info: TensorInfo) -> Floats:
+        return np.array(dequantise(raw(info), info.type, info.shape[0]).ravel())
+
+    source = _Source(lambda info: _as_matrix(info, raw(info)), floats)
+    return _assemble(spec, files, source, np.empty(0, np.uint8))
+
+
+def _assemble(
+    spec: ModelSpec, files: Sequence[ModelFile], source: _Source, arena: Bytes
+) -> Weights:
+    output = source.matrix(spec.output or spec.token_embedding)
+    layers = tuple([_layer(spec, tensors, source) for tensors in spec.layers])
+    embedding = spec.token_embedding
+    table = output if spec.output is None else None
+    return Weights(
+        spec=spec,
+        embedding=EmbeddingRows(embedding, files[embedding.file], table),
+        layers=layers,
+        output_norm=source.floats(spec.output_norm),
+        output=output,
+        arena=arena,
+    )
+
+
+def _layer(spec: ModelSpec, tensors: LayerTensors, source: _Source) -> Layer:
+    router = source.floats(tensors.router).view(np.uint8)
+    matrix = Matrix(router, F32, n_rows=spec.n_experts, n_cols=spec.width)
+    return Layer(
+        attn_norm=source.floats(tensors.attn_norm),
+        q=source.matrix(tensors.q),
+        k=source.matrix(tensors.k),
+        v=source.matrix(tensors.v),
+        attn_output=source.matrix(tensors.attn_output),
+        q_norm=source.floats(tensors.q_norm) if tensors.q_norm else None,
+        k_norm=source.floats(tensors.k_norm) if tensors.k_norm else None,
+        ffn_norm=source.floats(tensors.ffn_norm),
+        router=Router(matrix, spec.n_active, spec.norm_topk),
+    )
+
+
+def _as_matrix(info: TensorInfo, data: Bytes) -> Matrix:
+    n_cols, n_rows = info.shape
+    return Matrix(data, info.type, n_rows, n_cols)
+
+
+def _anonymous(n_bytes: int) -> Bytes:
+    memory = mmap.mmap(-1, n_bytes, mmap.MAP_PRIVATE)
+    try:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a kernel without transparent huge pages
+            raise
+    return np.frombuffer(memory, np.uint8)
+
+
+def _read_whole(file: ModelFile, info: TensorInfo, target: Bytes) -> None:
+    view = target.data
+    for start in range(0, info.n_bytes, READ_BYTES):
+        _read(file, info, start, view[start : start + READ_BYTES])
+    os.posix_fadvise(file.fd, info.offset, info.n_bytes, os.POSIX_FADV_DONTNEED)
+
+
+def _read(file: ModelFile, info: TensorInfo, start: int, target: memoryview) -> None:
+    """Fill `target` from byte `start` of a tensor. Short reads are normal, the end is not."""
+    done = 0
+    while done < len(target):
+        n_bytes = os.preadv(file.fd, [target[done:]], info.offset + start + done)
+        if n_bytes == 0:
+            text = f"expected {info.n_bytes} bytes, found the end of the file; it was cut"
+            raise ModelFormatError(file.path, info.name, text, info.offset + start + done)
+        done += n_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LockOutcome:
+    """`refusal` is empty where all is locked, else one line with the figure that is needed."""
+
+    locked_bytes: int
+    needed_bytes: int
+    refusal: str
+
+
+def lock_memory(memory: Bytes) -> LockOutcome:
+    """Keep these bytes in RAM (`mlock`). Locks everything or nothing; locked pages count against
+    the cgroup like others."""
+    n_bytes = memory.nbytes
+    libc = ctypes.CDLL(None, use_errno=True)
+    address = ctypes.c_void_p(memory.__array_interface__["data"][0])
+    if n_bytes == 0 or libc.mlock(address, ctypes.c_size_t(n_bytes)) == 0:
+        return LockOutcome(n_bytes, n_bytes, "")
+    number = ctypes.get_errno()
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    # EPERM: the limit is 0. ENOMEM: the limit is too small. EAGAIN: not all pages could be locked.
+    name = errno.errorcode.get(number, str(number))
+    libc.munlock(address, ctypes.c_size_t(n_bytes))
+    refusal = (
+        f"mlock: cannot lock {n_bytes} bytes ({name}): the limit is {limit} bytes, "
+        f"{max(0, n_bytes - limit)} too few; raise it with `ulimit -l` or LimitMEMLOCK="
+    )
+    return LockOutcome(0, n_bytes, refusal)
