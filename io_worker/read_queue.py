@@ -47,7 +47,7 @@ class _Slab:
         self.start_ns = 0  # 0: no thread took a range of it yet
         self.bytes_read = 0
         self.bytes_over_read = 0
-        self.failure: ReadError | None = None
+        self.failure: ReadFailed | None = None  # of the first range that failed
 
 
 class ReadQueue:
@@ -160,7 +160,8 @@ class ReadQueue:
                 outcome = self._reader.read(slab.read.ranges[index])
                 n_read, n_over_read = outcome.bytes_read, outcome.bytes_over_read
             except ReadError as error:
-                failure = error
+                # as a message: a kept exception would keep views of the pool alive
+                failure = _failed(slab.read.lease, error, slab.read)
         with self._lock:
             slab.failure = slab.failure or failure
             slab.bytes_read += n_read
@@ -173,7 +174,7 @@ class ReadQueue:
     def _finish(self, slab: _Slab) -> None:
         read = slab.read
         if slab.failure is not None:
-            self._complete(_failed(read.lease, slab.failure, read))
+            self._complete(slab.failure)
             return
         slot, generation = read.lease.slot, read.lease.generation
         self._pool.write_header(slot, generation, read.layer, read.expert, slab.bytes_read)

@@ -1,0 +1,107 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from io_worker.read_check import check_read, slot_windows
+from io_worker.reader import ReadError
+from shm.codec import MAX_INTEGER
+from shm.messages import ReadRange, SlabRead, SlotLease
+from shm.pool import ALIGNMENT, HEADER, PoolLayout, SlotClass, align_up, window_bytes
+
+FILES = (1_000_000, 50_000)
+RANGE_BYTES = 10_000
+WINDOW = window_bytes(RANGE_BYTES)
+LAYOUT = PoolLayout((SlotClass(2, (WINDOW,) * 3), SlotClass(3, (WINDOW, WINDOW, 2 * WINDOW))))
+WINDOWS = slot_windows(LAYOUT)
+LAST = LAYOUT.n_slots - 1
+
+
+def read_of(slot: int, file_offset: int = 12_345) -> SlabRead:
+    head = file_offset % ALIGNMENT
+    ranges = tuple(
+        ReadRange(0, file_offset, RANGE_BYTES, start + head) for start, _ in WINDOWS[slot]
+    )
+    return SlabRead(SlotLease(slot, 5), 1, 2, ranges)
+
+
+def with_range(read: SlabRead, index: int, **changes: int) -> SlabRead:
+    ranges = list(read.ranges)
+    ranges[index] = replace(ranges[index], **changes)
+    return replace(read, ranges=tuple(ranges))
+
+
+@pytest.mark.parametrize("slot", range(LAYOUT.n_slots))
+@pytest.mark.parametrize("file_offset", [0, 1, 4095, 4096, FILES[0] - RANGE_BYTES])
+def test_a_good_read_goes_to_the_windows_of_its_slot(slot: int, file_offset: int) -> None:
+    assert check_read(read_of(slot, file_offset), WINDOWS, FILES) == WINDOWS[slot]
+
+
+def test_the_one_range_of_a_packed_file_may_fill_the_slot() -> None:
+    start, stop = WINDOWS[LAST][0][0], WINDOWS[LAST][2][1]
+    read = SlabRead(SlotLease(LAST, 1), 0, 0, (ReadRange(0, 4096, stop - start, start),))
+    assert check_read(read, WINDOWS, FILES) == ((start, stop),)
+    too_long = replace(read, ranges=(ReadRange(0, 4097, stop - start, start + 1),))
+    with pytest.raises(ReadError, match="fits a window"):
+        check_read(too_long, WINDOWS, FILES)
+
+
+GOOD = read_of(1)
+POOL_OFFSET = GOOD.ranges[0].pool_offset
+BAD = {
+    "slot one too high": replace(GOOD, lease=SlotLease(LAYOUT.n_slots, 5)),
+    "slot 2^63-1": replace(GOOD, lease=SlotLease(MAX_INTEGER, 5)),
+    "layer over u32": replace(GOOD, layer=2**32),
+    "expert over u32": replace(GOOD, expert=2**32),
+    "no range": replace(GOOD, ranges=()),
+    "two ranges": replace(GOOD, ranges=GOOD.ranges[:2]),
+    "four ranges": replace(GOOD, ranges=GOOD.ranges + GOOD.ranges[:1]),
+    "file that is not there": with_range(GOOD, 0, file=2),
+    "zero bytes": with_range(GOOD, 1, n_bytes=0),
+    "offset at the end": with_range(GOOD, 2, file_offset=FILES[0]),
+    "one byte past the end": with_range(GOOD, 2, file_offset=FILES[0] - RANGE_BYTES + 1),
+    "offset 2^63-1": with_range(GOOD, 2, file_offset=MAX_INTEGER),
+    "longer than the window": with_range(GOOD, 0, n_bytes=WINDOW),
+    "length 2^63-1": with_range(GOOD, 0, n_bytes=MAX_INTEGER),
+    "one byte further in the pool": with_range(GOOD, 0, pool_offset=POOL_OFFSET + 1),
+    "one page further in the pool": with_range(GOOD, 0, pool_offset=POOL_OFFSET + ALIGNMENT),
+    "window of another range": with_range(GOOD, 0, pool_offset=GOOD.ranges[1].pool_offset),
+    "window of another slot": with_range(GOOD, 0, pool_offset=read_of(2).ranges[0].pool_offset),
+    "the header array": with_range(GOOD, 0, pool_offset=12_345 % ALIGNMENT),
+    "pool offset 2^63-1": with_range(GOOD, 0, pool_offset=MAX_INTEGER),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_figure_is_refused(case: str) -> None:
+    with pytest.raises(ReadError, match="refused: expected") as caught:
+        check_read(BAD[case], WINDOWS, FILES)
+    assert not caught.value.model_changed
+
+
+FIGURE = st.one_of(
+    st.integers(0, 5), st.integers(0, 2 * LAYOUT.total_bytes), st.integers(0, MAX_INTEGER)
+)
+RANGE = st.builds(ReadRange, st.integers(0, 2), FIGURE, FIGURE, FIGURE)
+READ = st.builds(
+    SlabRead,
+    st.builds(SlotLease, st.integers(0, 8), FIGURE),
+    FIGURE,
+    FIGURE,
+    st.lists(RANGE, max_size=4).map(tuple),
+)
+
+
+@given(READ)
+def test_what_is_accepted_stays_inside_its_slot(read: SlabRead) -> None:
+    try:
+        check_read(read, WINDOWS, FILES)
+    except ReadError:
+        return
+    start, stop = WINDOWS[read.lease.slot][0][0], WINDOWS[read.lease.slot][2][1]
+    assert start >= LAYOUT.n_slots * HEADER.size and stop <= LAYOUT.total_bytes
+    for wanted in read.ranges:
+        head = wanted.file_offset % ALIGNMENT
+        assert start <= wanted.pool_offset - head
+        assert wanted.pool_offset - head + align_up(head + wanted.n_bytes) <= stop
