@@ -7,9 +7,14 @@ the environment or opens a file.
 Rule to keep: a value is offered only if the program honours it.
 """
 
+import dataclasses
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
+from compute_worker.arch import ModelSpec
+from coordinator.budget import MemoryPlan, MemoryRequest, plan_memory, pool_request_bytes
+from coordinator.cores import plan_cores
 from coordinator.flag_values import (
     PATH,
     POOL,
@@ -19,13 +24,18 @@ from coordinator.flag_values import (
     STOP,
     TEXT,
     TOKEN_IDS,
+    ConfigError,
     Kind,
     choice,
     integer,
     real,
 )
-from coordinator.flags import flag
-from coordinator.sizes import PoolSize
+from coordinator.flags import flag, flags_of
+from coordinator.machine import Machine
+from coordinator.sizes import PoolSize, format_size
+from coordinator.slot_classes import smallest_pool_bytes, whole_pool_bytes
+
+__all__ = ["Config", "ConfigError", "memory_plan", "resolve", "settings_of", "shipped_model"]
 
 INPUT, SAMPLING = "input", "how tokens are drawn"
 PROCESSES, READING = "processes and cores", "reading experts"
@@ -143,8 +153,8 @@ class Config:
         default_text="what a fifth of the budget holds",
     )  # fmt: skip
     chunk_tokens: int | None = flag(
-        None, "--chunk", integer(64, 2048), MEMORY,
-        "prompt tokens that are computed together, a multiple of 64",
+        None, "--chunk", integer(64, 2048, step=64), MEMORY,
+        "prompt tokens that are computed together",
         default_text="what a tenth of the budget holds",
     )  # fmt: skip
     kv_type: str = flag(
@@ -177,3 +187,103 @@ class Config:
     metrics_port: int | None = flag(
         None, "--metrics-port", PORT, SERVICE, "port of the metrics", is_ready=False
     )
+
+
+def memory_plan(config: Config, machine: Machine, model: ModelSpec) -> MemoryPlan:
+    """The plan of a config, resolved or not: both give the same one.
+
+    Raises `ConfigError` for a setting that does not fit the model, `ResourceError` for one that
+    does not fit the machine.
+    """
+    _check_against_model(config, model)
+    return plan_memory(
+        MemoryRequest(
+            memory_bytes=config.memory_bytes,
+            pool=config.pool,
+            context_tokens=config.context_tokens,
+            chunk_tokens=config.chunk_tokens,
+            kv_type=_kv_type(config),
+            n_io_workers=config.io_workers,
+            n_threads=_compute_threads(config, machine)
+            + config.io_threads
+            + config.io_workers * config.queue_depth,
+            single_process=config.single_process,
+            is_shipped_model=config.model == shipped_model(),
+        ),
+        model,
+        machine.memory,
+    )
+
+
+def resolve(config: Config, machine: Machine, model: ModelSpec) -> Config:
+    """The config with every "auto" that machine and model decide replaced by what was chosen.
+
+    `reader` and `kernels` stay "auto": only the process that opens or imports them can tell.
+    Raises like `memory_plan`.
+    """
+    plan = memory_plan(config, machine, model)
+    is_pinned = config.pin_cores or config.core_plan is not None
+    policy = config.policy
+    if policy == "auto":  # an LRU smaller than what one token touches never hits
+        policy = "lru" if plan.holds_token_cycle else "lfu"
+    return dataclasses.replace(
+        config,
+        seed=secrets.randbelow(2**32) if config.seed is None else config.seed,
+        compute_threads=_compute_threads(config, machine),
+        pin_cores=is_pinned,
+        core_plan=str(plan_cores(config.core_plan, machine.cores)) if is_pinned else None,
+        policy=policy,
+        memory_bytes=plan.budget_bytes,
+        pool=PoolSize(n_bytes=plan.pool_limit_bytes),
+        context_tokens=plan.context_tokens,
+        chunk_tokens=plan.chunk_tokens,
+        kv_type=_kv_type(config),
+    )
+
+
+def settings_of(config: Config) -> dict[str, object]:
+    """Every setting by flag name without the dashes, as JSON values."""
+    settings: dict[str, object] = {}
+    for field_name, declared in flags_of(Config):
+        value = getattr(config, field_name)
+        plain = value if isinstance(value, bool | int | float | str | None) else str(value)
+        settings[declared.name.lstrip("-")] = list(value) if isinstance(value, tuple) else plain
+    return settings
+
+
+def _kv_type(config: Config) -> str:
+    if config.kv_type != "auto":
+        return config.kv_type
+    return "f32" if config.numerics == "exact" else "f16"
+
+
+def _compute_threads(config: Config, machine: Machine) -> int:
+    if config.compute_threads is not None:
+        return config.compute_threads
+    if config.pin_cores or config.core_plan is not None:
+        planned = plan_cores(config.core_plan, machine.cores).compute_threads
+        return min(planned, machine.n_effective_cores)
+    return machine.n_effective_cores
+
+
+def _check_against_model(config: Config, model: ModelSpec) -> None:
+    """What only the model can tell; each refusal is one line."""
+    if config.context_tokens is not None and config.context_tokens > model.context_length:
+        raise ConfigError(
+            f"--context: expected at most {model.context_length} tokens (what the model was made "
+            f"for), found {config.context_tokens}; use a smaller number"
+        )
+    for place, token in enumerate(config.prompt_tokens or ()):
+        if token >= model.vocabulary_size:
+            raise ConfigError(
+                f"--tokens: expected ids below {model.vocabulary_size} (the model's vocabulary), "
+                f"found {token} at place {place}; use ids of this model's tokenizer"
+            )
+    if config.pool is not None:
+        smallest, whole = smallest_pool_bytes(model.slabs), whole_pool_bytes(model.slabs)
+        found = pool_request_bytes(config.pool, whole)
+        if found < smallest:
+            raise ConfigError(
+                f"--pool: expected at least {smallest} bytes (2 slots for the largest expert of "
+                f"this model), found {found} ({config.pool}); use {format_size(smallest)} or more"
+            )

@@ -33,21 +33,25 @@ class Kind:
     is_path: bool = False
 
 
-def integer(low: int, high: int, metavar: str = "N") -> Kind:
-    """A decimal integer in ``[low, high]``."""
+def integer(low: int, high: int, metavar: str = "N", *, step: int = 1) -> Kind:
+    """A decimal integer in ``[low, high]``, a multiple of `step`."""
 
     def parse(text: str) -> int:
         # int() also takes '1_000', ' 7 ' and digits of other scripts; a flag takes what it shows
-        if re.fullmatch(r"[+-]?\d{1,20}", text, re.ASCII) is None or not low <= int(text) <= high:
+        if re.fullmatch(r"[+-]?\d{1,20}", text, re.ASCII) is None:
             raise ValueError(text)
-        return int(text)
+        value = int(text)
+        if not low <= value <= high or value % step:
+            raise ValueError(text)
+        return value
 
-    return Kind(metavar, f"an integer from {low} to {high}", parse)
+    kind = "an integer" if step == 1 else f"a multiple of {step}"
+    return Kind(metavar, f"{kind} from {low} to {high}", parse)
 
 
 def real(low: float, high: float, *, above_low: bool = False, metavar: str = "X") -> Kind:
     """A finite number in ``[low, high]``, or in ``(low, high]`` with `above_low`."""
-    start = f"above {low:g}" if above_low else f"from {low:g}"
+    span = f"above {low:g} and at most {high:g}" if above_low else f"from {low:g} to {high:g}"
 
     def parse(text: str) -> float:
         if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text, re.ASCII) is None:
@@ -57,7 +61,7 @@ def real(low: float, high: float, *, above_low: bool = False, metavar: str = "X"
             raise ValueError(text)
         return value
 
-    return Kind(metavar, f"a number {start} to {high:g}", parse)
+    return Kind(metavar, f"a number {span}", parse)
 
 
 def choice(*names: str) -> Kind:

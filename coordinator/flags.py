@@ -7,7 +7,7 @@ flag is written down once. This module does not know which flags exist.
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from coordinator.flag_values import Kind
 
@@ -18,7 +18,8 @@ Default = TypeVar("Default")
 class Flag:
     """One flag of the command line. `kind` None: a switch. `many`: it may be repeated.
 
-    A flag whose feature is not there yet has `is_ready` False: it is refused by name and not shown.
+    A name without a dash is a positional argument. A flag whose feature is not there yet has
+    `is_ready` False: it is refused by name and not shown.
     """
 
     names: tuple[str, ...]
@@ -28,6 +29,12 @@ class Flag:
     default_text: str
     many: bool = False
     is_ready: bool = True
+    is_required: bool = False
+
+    @property
+    def is_positional(self) -> bool:
+        """Whether it is known by its place."""
+        return not self.names[0].startswith("-")
 
     @property
     def name(self) -> str:
@@ -51,6 +58,12 @@ def flag(
     declared = Flag(tuple(names.split()), kind, help, group, text, many, is_ready)
     made: Default = field(default=default, metadata={"flag": declared})
     return made
+
+
+def required(names: str, kind: Kind, group: str, help: str) -> Any:
+    """A dataclass field that is a flag which must be given."""
+    declared = Flag(tuple(names.split()), kind, help, group, "", is_required=True)
+    return field(metadata={"flag": declared})
 
 
 def flags_of(command: type) -> Iterator[tuple[str, Flag]]:

@@ -2,10 +2,10 @@
 
 Slabs of different layers differ in size, a slot has one size. Layers whose slabs need the same
 windows form a class with slots of that size; classes are merged upward (the smaller slabs move into
-the larger slots) while their slots differ by less than 5 %, and while a class would have fewer slots
-than twice the experts one token uses. The budget is divided so that every class can hold the same
-share of its experts. All arithmetic is on integers and ratios of them: the same table and budget
-give the same layout everywhere.
+the larger slots) while their slots differ by less than 5 %, and while a class would have fewer than
+twice the slots that one token's experts take. The budget is divided so that every class can hold
+the same share of its experts. All arithmetic is on integers and ratios of them: the same table and
+budget give the same layout everywhere.
 
 This module knows sizes only: no policy, no memory limit, no file.
 """
@@ -31,7 +31,8 @@ class PoolTooSmallError(Exception):
     def __init__(self, needed_bytes: int, found_bytes: int) -> None:
         super().__init__(
             f"pool: expected at least {needed_bytes} bytes "
-            f"({MIN_SLOTS} slots of the largest expert), found {found_bytes}; use a larger --pool or --memory"
+            f"({MIN_SLOTS} slots of the largest expert), found {found_bytes}; "
+            "use a larger --pool or --memory"
         )
         self.needed_bytes = needed_bytes
         self.found_bytes = found_bytes

@@ -1,0 +1,102 @@
+"""How much memory this process may still take: the smallest cgroup limit, or what the system has.
+
+`/proc/meminfo` and psutil show the host also inside a container, so the cgroups are walked from
+this process's own upward, v1 and v2, and the smallest room counts. Over a cgroup limit an
+allocation does not fail: the process is killed. Page cache in the group is counted as free, since
+the kernel takes it back. Nothing here decides what the memory is for (see `budget`).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+MIN_RESERVE_BYTES = 256 * 1024 * 1024
+RESERVE_SHARE = 0.08  # for the rest of the system: page cache of programs, other processes' growth
+CGROUP_FOLDER = "sys/fs/cgroup"
+NO_LIMIT_BYTES = 2**60  # v1 says "unlimited" as the largest page-aligned number
+
+
+@dataclass(frozen=True, slots=True)
+class AvailableMemory:
+    """Bytes that may be taken now, and the file that says so."""
+
+    n_bytes: int
+    source: str
+
+    @property
+    def reserve_bytes(self) -> int:
+        """What a budget that nobody asked for leaves alone."""
+        return max(MIN_RESERVE_BYTES, int(self.n_bytes * RESERVE_SHARE))
+
+
+def available_memory(root: Path = Path("/")) -> AvailableMemory:
+    """The smallest room of all cgroups above this process and of the system.
+
+    `root` is where `proc` and `sys` lie; tests give a tree of their own.
+    """
+    rooms = _cgroup_rooms(root)
+    system = _meminfo_bytes(root / "proc/meminfo", "MemAvailable")
+    if system is not None:
+        rooms.append(AvailableMemory(system, "MemAvailable in /proc/meminfo"))
+    if not rooms:  # no /proc: nothing is known, so nothing is promised
+        return AvailableMemory(0, "no /proc/meminfo")
+    return min(rooms, key=lambda room: room.n_bytes)
+
+
+def _cgroup_rooms(root: Path) -> list[AvailableMemory]:
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    rooms: list[AvailableMemory] = []
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        # inside a container the path may be that of the host: what is missing is skipped, and the
+        # mount's root, which then is the container's own group, is reached in any case
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        for depth in range(len(parts), -1, -1):
+            if not controllers:
+                for mount in (CGROUP_FOLDER, f"{CGROUP_FOLDER}/unified"):
+                    group = root.joinpath(mount, *parts[:depth])
+                    for limit in ("memory.max", "memory.high"):
+                        rooms += _room(root, group / limit, group / "memory.current")
+            elif "memory" in controllers.split(","):
+                group = root.joinpath(CGROUP_FOLDER, "memory", *parts[:depth])
+                limit_file = group / "memory.limit_in_bytes"
+                rooms += _room(root, limit_file, group / "memory.usage_in_bytes")
+    return rooms
+
+
+def _room(root: Path, limit_file: Path, usage_file: Path) -> list[AvailableMemory]:
+    """Limit less usage, page cache not counted; empty where there is no limit."""
+    try:
+        limit, usage = limit_file.read_text().strip(), int(usage_file.read_text())
+        if limit == "max" or int(limit) >= NO_LIMIT_BYTES:
+            return []
+        used = max(0, usage - _file_cache_bytes(limit_file.parent / "memory.stat"))
+        source = f"/{limit_file.relative_to(root)}"
+        return [AvailableMemory(max(0, int(limit) - used), source)]
+    except (OSError, ValueError):
+        return []
+
+
+def _file_cache_bytes(stat_file: Path) -> int:
+    """Page cache of a group and all below it, in bytes. v1 calls the sums `total_…`."""
+    try:
+        pairs = [line.split() for line in stat_file.read_text().splitlines()]
+        stat = {key: int(value) for key, value in pairs}
+    except (OSError, ValueError):
+        return 0
+    names = ("inactive_file", "active_file")
+    return sum(stat.get(f"total_{name}", stat.get(name, 0)) for name in names)
+
+
+def _meminfo_bytes(meminfo: Path, name: str) -> int | None:
+    try:
+        for line in meminfo.read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key == name:
+                return int(value.split()[0]) * 1024
+    except (OSError, ValueError, IndexError):
+        return None
+    return None

@@ -1,0 +1,256 @@
+"""One memory budget for all processes: who gets how much, decided before anything is allocated.
+
+    budget = processes + page tables + dense weights + KV cache + scratch of a prompt chunk + pool
+
+What is not asked for is chosen in this order: the longest context that a fifth of the budget holds,
+the largest chunk whose scratch fits a tenth, and the pool takes the rest, at most every expert.
+Context and chunk shrink to their minimum before the plan is refused. `plan_memory` is a function of
+its arguments: it allocates nothing and reads nothing.
+"""
+
+from dataclasses import dataclass
+
+from compute_worker.arch import KV_BLOCK_TOKENS, ModelSpec, dense_bytes, kv_block_bytes
+from coordinator.available_memory import AvailableMemory
+from coordinator.sizes import PoolSize, format_size
+from coordinator.slot_classes import pool_layout, smallest_pool_bytes, whole_pool_bytes
+from shm.pool import PoolLayout
+
+MiB = 1024 * 1024
+# RssAnon + VmPTE of each process with its libraries imported and nothing loaded (Python 3.11,
+# x86_64): 17 MiB with pyzmq, msgpack, rich, psutil, tokenizers and prometheus-client; 14 MiB with
+# pyzmq and numpy, BLAS on one thread; 6 MiB with pyzmq alone. The rest is room for their growth.
+COORDINATOR_BYTES = 24 * MiB
+COMPUTE_BYTES = 24 * MiB
+IO_WORKER_BYTES = 10 * MiB
+THREAD_BYTES = MiB // 4  # the touched part of a stack, and its allocator's arena
+# Header and tokenizer of a 152 k vocabulary took 89 MiB, of a 50 k one 28 MiB, at their peak.
+VOCABULARY_ENTRY_BYTES = 640
+
+CONTEXT_SHARE, MIN_CONTEXT_TOKENS = 5, 512  # a fifth of the budget
+SCRATCH_SHARE = 10  # a tenth
+CHUNK_STEP_TOKENS, MAX_CHUNK_TOKENS = 64, 2048
+PANEL_BYTES = 16 * MiB  # rows that a reference kernel turns into float32 at a time
+PAGE_TABLE_SHARE = 512  # 8 bytes per 4 KiB page, in every process that maps it
+SHIPPED_POOL_SHARE = 0.4  # so that a first run with the small model shows misses
+
+
+class ResourceError(Exception):
+    """The machine does not hold what was asked for: one line with the numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRequest:
+    """What was asked for; None is for the plan to choose."""
+
+    memory_bytes: int | None
+    pool: PoolSize | None
+    context_tokens: int | None
+    chunk_tokens: int | None
+    kv_type: str
+    n_io_workers: int
+    n_threads: int  # of all processes: kernels and readers
+    single_process: bool = False
+    is_shipped_model: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The parts of the budget, in bytes, and what they hold. Classes are by layer, in order."""
+
+    budget_bytes: int
+    source: str
+    processes_bytes: int
+    page_table_bytes: int
+    dense_bytes: int
+    kv_bytes: int
+    scratch_bytes: int
+    pool_limit_bytes: int  # what the layout was made for; `pool_bytes` is what it takes
+    pool_bytes: int
+    context_tokens: int
+    chunk_tokens: int
+    layout: PoolLayout
+    class_of_layer: tuple[int, ...]
+    n_experts: int
+    token_cycle_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum of all parts, at most the budget."""
+        rest = self.processes_bytes + self.page_table_bytes + self.scratch_bytes
+        return rest + self.dense_bytes + self.kv_bytes + self.pool_bytes
+
+    @property
+    def everything_fits(self) -> bool:
+        """Whether the pool holds every expert."""
+        return self.layout.n_slots == self.n_experts
+
+    @property
+    def holds_token_cycle(self) -> bool:
+        """Whether the pool holds what one token touches: below it a plain LRU never hits."""
+        return self.pool_bytes >= self.token_cycle_bytes
+
+    def describe(self) -> str:
+        """One line for people."""
+        n_slots = self.layout.n_slots
+        return (
+            f"memory: {format_size(self.budget_bytes)} ({self.source}): "
+            f"pool {format_size(self.pool_bytes)} for {n_slots} of {self.n_experts} experts "
+            f"({n_slots * 100 // self.n_experts} %), dense {format_size(self.dense_bytes)}, "
+            f"KV {format_size(self.kv_bytes)} for {self.context_tokens} tokens, "
+            f"scratch {format_size(self.scratch_bytes)} for chunks of {self.chunk_tokens}, "
+            f"processes {format_size(self.processes_bytes + self.page_table_bytes)}"
+        )
+
+    def warning(self) -> str | None:
+        """One line if the pool is so small that it changes what to expect."""
+        if self.everything_fits or self.holds_token_cycle:
+            return None
+        return (
+            f"pool {format_size(self.pool_bytes)} is smaller than the token cycle "
+            f"{format_size(self.token_cycle_bytes)}: --policy lru would never hit; a frequency "
+            "rule (--policy lfu) or a larger --pool is better"
+        )
+
+
+def token_cycle_bytes(spec: ModelSpec) -> int:
+    """What one token touches before it comes back to layer 0."""
+    return spec.n_active * sum(layer.slab_bytes for layer in spec.slabs.layers)
+
+
+def scratch_bytes(spec: ModelSpec, chunk_tokens: int) -> int:
+    """Activations of a prompt chunk, 4·T·(k+4)·D, one float32 panel, and two rows of logits."""
+    activations = 4 * chunk_tokens * (spec.n_active + 4) * spec.width
+    return activations + PANEL_BYTES + 2 * 4 * spec.vocabulary_size
+
+
+def plan_memory(request: MemoryRequest, spec: ModelSpec, available: AvailableMemory) -> MemoryPlan:
+    """Divide the budget; raises `ResourceError` if it does not hold the smallest legal plan.
+
+    A pool below `smallest_pool_bytes` is the caller's to refuse.
+    """
+    budget, source = _budget(request, available)
+    smallest, whole = smallest_pool_bytes(spec.slabs), whole_pool_bytes(spec.slabs)
+    wanted = _wanted_pool_bytes(request, whole)
+    floor = smallest if request.pool is None else max(smallest, wanted)
+    # the pool is mapped by compute and by every I/O worker; all other memory is mapped once
+    n_mappings = 1 + request.n_io_workers
+    dense, processes = dense_bytes(spec), _processes_bytes(request, spec)
+    least_scratch = scratch_bytes(spec, request.chunk_tokens or CHUNK_STEP_TOKENS)
+    parts = {
+        "processes": processes,
+        "dense weights": _with_tables(dense),
+        "scratch": _with_tables(least_scratch),
+        "smallest pool" if request.pool is None else "pool": _with_tables(floor, n_mappings),
+    }
+    room = budget - sum(parts.values())
+    context, kv = _context(request, spec, min(budget // CONTEXT_SHARE, room))
+    parts[f"KV cache of {context} tokens"] = _with_tables(kv)
+    room -= _with_tables(kv)
+    if room < 0:
+        raise _refusal(budget, source, parts)
+    most_chunk = -(-context // CHUNK_STEP_TOKENS) * CHUNK_STEP_TOKENS
+    chunk = request.chunk_tokens or min(
+        most_chunk, _chunk(spec, min(budget // SCRATCH_SHARE, room + least_scratch))
+    )
+    scratch = scratch_bytes(spec, chunk)
+    rest = budget - processes - _with_tables(dense) - _with_tables(kv) - _with_tables(scratch)
+    limit = min(wanted, max(floor, _without_tables(rest, n_mappings)))
+    layout, class_of_layer = pool_layout(spec.slabs, spec.n_active, limit)
+    pool = layout.total_bytes
+    return MemoryPlan(
+        budget_bytes=budget,
+        source=source,
+        processes_bytes=processes,
+        page_table_bytes=sum(_tables(n) for n in (dense, kv, scratch)) + _tables(pool, n_mappings),
+        dense_bytes=dense,
+        kv_bytes=kv,
+        scratch_bytes=scratch,
+        pool_limit_bytes=limit,
+        pool_bytes=pool,
+        context_tokens=context,
+        chunk_tokens=chunk,
+        layout=layout,
+        class_of_layer=class_of_layer,
+        n_experts=spec.slabs.n_experts * len(spec.slabs.layers),
+        token_cycle_bytes=token_cycle_bytes(spec),
+    )
+
+
+def _tables(n_bytes: int, n_mappings: int = 1) -> int:
+    """Page tables of memory that so many processes map."""
+    return -(-n_bytes * n_mappings // PAGE_TABLE_SHARE)
+
+
+def _with_tables(n_bytes: int, n_mappings: int = 1) -> int:
+    return n_bytes + _tables(n_bytes, n_mappings)
+
+
+def _without_tables(room: int, n_mappings: int) -> int:
+    """The most bytes that fit a room together with their page tables."""
+    return max(0, room) * PAGE_TABLE_SHARE // (PAGE_TABLE_SHARE + n_mappings)
+
+
+def _budget(request: MemoryRequest, available: AvailableMemory) -> tuple[int, str]:
+    if request.memory_bytes is None:
+        n_bytes = max(0, available.n_bytes - available.reserve_bytes)
+        return n_bytes, f"{available.source} less {format_size(available.reserve_bytes)}"
+    if request.memory_bytes > available.n_bytes:
+        raise ResourceError(
+            f"--memory: expected at most {format_size(available.n_bytes)} (what {available.source} "
+            f"leaves), found {format_size(request.memory_bytes)}; use a smaller --memory or stop "
+            "other programs"
+        )
+    return request.memory_bytes, "--memory"
+
+
+def _processes_bytes(request: MemoryRequest, spec: ModelSpec) -> int:
+    vocabulary = spec.vocabulary_size * VOCABULARY_ENTRY_BYTES
+    threads = request.n_threads * THREAD_BYTES
+    if request.single_process:  # one interpreter with the libraries of both
+        return max(COORDINATOR_BYTES, COMPUTE_BYTES) + COMPUTE_BYTES // 2 + threads + vocabulary
+    workers = request.n_io_workers * IO_WORKER_BYTES
+    return COORDINATOR_BYTES + COMPUTE_BYTES + workers + threads + vocabulary
+
+
+def _wanted_pool_bytes(request: MemoryRequest, whole: int) -> int:
+    """What the pool may grow to: what was asked for, never more than every expert."""
+    pool = request.pool
+    if pool is None:
+        pool = PoolSize(share=SHIPPED_POOL_SHARE if request.is_shipped_model else 1.0)
+    return pool_request_bytes(pool, whole)
+
+
+def pool_request_bytes(pool: PoolSize, whole: int) -> int:
+    """Bytes of a requested pool, `whole` being those of all experts."""
+    if pool.n_bytes is not None:
+        return min(pool.n_bytes, whole)
+    assert pool.share is not None
+    return round(pool.share * whole)
+
+
+def _context(request: MemoryRequest, spec: ModelSpec, room: int) -> tuple[int, int]:
+    """Tokens of the longest sequence, and the bytes of its KV blocks."""
+    block = kv_block_bytes(spec, request.kv_type)
+    tokens = request.context_tokens
+    if tokens is None:
+        held = max(room, 0) // block * KV_BLOCK_TOKENS
+        tokens = min(spec.context_length, max(MIN_CONTEXT_TOKENS, held))
+    return tokens, -(-tokens // KV_BLOCK_TOKENS) * block
+
+
+def _chunk(spec: ModelSpec, room: int) -> int:
+    """Tokens of the largest chunk whose scratch fits, in steps of `CHUNK_STEP_TOKENS`."""
+    per_step = scratch_bytes(spec, CHUNK_STEP_TOKENS) - scratch_bytes(spec, 0)
+    n_steps = (room - scratch_bytes(spec, 0)) // per_step
+    return min(MAX_CHUNK_TOKENS, max(1, n_steps) * CHUNK_STEP_TOKENS)
+
+
+def _refusal(budget: int, source: str, parts: dict[str, int]) -> ResourceError:
+    needed = sum(parts.values())
+    spelled = ", ".join(f"{name} {format_size(n_bytes)}" for name, n_bytes in parts.items())
+    return ResourceError(
+        f"memory: expected at least {format_size(needed)} ({spelled}), found "
+        f"{format_size(budget)} ({source}); give more with --memory, or ask for less with "
+        "--context, --pool or --io-workers"
+    )

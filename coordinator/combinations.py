@@ -1,0 +1,77 @@
+"""Settings that are each legal and make no sense together: refused by name, before all else.
+
+`given` holds the field names that the user typed, so that a default never counts as a wish. Rules
+know nothing of the model and its memory; cores are the one thing of the machine they look at.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from coordinator.config import Config
+from coordinator.cores import plan_cores
+from coordinator.flag_values import ConfigError
+from coordinator.flags import flags_of
+from coordinator.sizes import format_size
+
+PROMPTS = ("prompt", "prompt_file", "prompt_tokens")
+INSIDE_COMPUTE = ("io_threads", "single_process")  # each puts the reading into the compute process
+
+
+def combined(config: Config, given: frozenset[str], cores: Sequence[int]) -> Config:
+    """The config with what one setting implies for another; raises `ConfigError` for a conflict.
+
+    `cores` are those this process may use.
+    """
+    _check_prompts(given)
+    inside = [name for name in INSIDE_COMPUTE if name in given and getattr(config, name)]
+    if inside and "io_workers" in given and config.io_workers > 0:
+        flag = flag_name(inside[0])
+        raise ConfigError(
+            f"{flag}: expected --io-workers 0 with it, found --io-workers {config.io_workers}; "
+            f"reading is done by processes or by the compute process: drop {flag} or --io-workers"
+        )
+    if inside:
+        config = dataclasses.replace(config, io_workers=0)
+    if "queue_depth" in given and config.io_workers == 0:
+        raise ConfigError(
+            "--queue-depth: expected I/O workers, found none; without them use --io-threads "
+            "to have several reads in flight, or drop --queue-depth"
+        )
+    _check_memory(config)
+    return _with_cores(config, given, cores)
+
+
+def flag_name(field_name: str) -> str:
+    """The long flag of a field of `Config`."""
+    return next(flag.name for name, flag in flags_of(Config) if name == field_name)
+
+
+def _check_prompts(given: frozenset[str]) -> None:
+    named = [flag_name(name) for name in PROMPTS if name in given]
+    if len(named) > 1:
+        raise ConfigError(
+            f"{named[0]}: expected one source of the prompt, found {' and '.join(named)}; keep one"
+        )
+
+
+def _check_memory(config: Config) -> None:
+    pool = config.pool.n_bytes if config.pool is not None else None
+    if pool is not None and config.memory_bytes is not None and pool > config.memory_bytes:
+        raise ConfigError(
+            f"--pool: expected less than --memory {format_size(config.memory_bytes)}, which holds "
+            f"everything, found {format_size(pool)}; use a smaller --pool"
+        )
+
+
+def _with_cores(config: Config, given: frozenset[str], cores: Sequence[int]) -> Config:
+    if config.core_plan is None and not config.pin_cores:
+        return config
+    plan = plan_cores(config.core_plan, cores)
+    n_threads = config.compute_threads
+    if n_threads is not None and n_threads > plan.compute_threads:
+        raise ConfigError(
+            f"--compute-threads: expected at most {plan.compute_threads} (the compute cores of the "
+            f"plan {plan.name!r}), found {n_threads}; threads that wait for each other cannot "
+            "share a core: use fewer, or another --core-plan"
+        )
+    return dataclasses.replace(config, pin_cores=True)

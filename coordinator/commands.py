@@ -1,0 +1,115 @@
+"""The sub-commands and their flags, declared like those of the main job.
+
+`COMMANDS` is the table that the command line, its help and shell completion share. A command is a
+frozen dataclass of what was asked for; what it does stands elsewhere.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.config import (
+    COMPUTE,
+    MEMORY,
+    PROCESSES,
+    READING,
+    Config,
+    shipped_model,
+)
+from coordinator.flag_values import PATH, TOKEN_IDS, choice, integer
+from coordinator.flags import Flag, flag, flags_of, required
+
+ARGUMENTS = "arguments"
+SHELLS = ("bash", "zsh", "fish")
+TOPICS = ("memory", "cores", "readers", "policies")
+SYNTH_SHAPES = ("olmoe", "qwen3moe", "qwen3moe-235b")
+SYNTH_MIXES = ("q4_k_m", "q2_k", "mxfp4")
+ENGINE_GROUPS = (PROCESSES, READING, MEMORY, COMPUTE)
+
+
+@dataclass(frozen=True, slots=True)
+class MapCommand:
+    """`moe-coord map`: the sizes of a model's parts."""
+
+    model: Path = flag(
+        shipped_model(), "MODEL", PATH, ARGUMENTS, "GGUF file", default_text="the shipped model"
+    )
+    json: bool = flag(False, "--json", None, ARGUMENTS, "print one JSON object instead of bars")
+
+
+@dataclass(frozen=True, slots=True)
+class EvalArguments:
+    """What `moe-coord eval` has beside the flags of the engine."""
+
+    model: Path = required("MODEL", PATH, ARGUMENTS, "GGUF file")
+    prompt_tokens: tuple[int, ...] = required(
+        "--tokens", TOKEN_IDS, ARGUMENTS, "token ids such as 5,77,300"
+    )
+    out: Path = required("--out", PATH, ARGUMENTS, "the .npz file to write")
+
+
+@dataclass(frozen=True, slots=True)
+class EvalCommand:
+    """`moe-coord eval`: logits and chosen experts of every token, through the whole engine."""
+
+    config: Config
+    out: Path
+
+
+@dataclass(frozen=True, slots=True)
+class SynthCommand:
+    """`moe-coord synth`: a file with a real model's shapes and random weights."""
+
+    shape: str = required("SHAPE", choice(*SYNTH_SHAPES), ARGUMENTS, "whose shapes")
+    mix: str = required("MIX", choice(*SYNTH_MIXES), ARGUMENTS, "types of the weights")
+    out: Path = required("OUT", PATH, ARGUMENTS, "the file to write")
+    layers: int | None = flag(
+        None, "--layers", integer(1, 1024), ARGUMENTS, "how many layers",
+        default_text="as many as the real model",
+    )  # fmt: skip
+    sparse: bool = flag(
+        False, "--sparse", None, ARGUMENTS,
+        "header only, the weights are a hole in the file: for plans, not for running",
+    )  # fmt: skip
+    force: bool = flag(False, "--force", None, ARGUMENTS, "write over an existing file")
+
+
+@dataclass(frozen=True, slots=True)
+class HelpCommand:
+    """`moe-coord help`: one topic, or None for the list of them."""
+
+    topic: str | None = flag(None, "TOPIC", choice(*TOPICS), ARGUMENTS, "what to explain")
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionCommand:
+    """`moe-coord completion`: the script that teaches a shell the flags."""
+
+    shell: str = required("SHELL", choice(*SHELLS), ARGUMENTS, "which shell")
+
+
+Command = Config | MapCommand | EvalCommand | SynthCommand | HelpCommand | CompletionCommand
+
+# name -> (what it does, fields and flags)
+COMMANDS: Mapping[str, tuple[str, type]] = {
+    "map": ("sizes of a model's parts: dense, experts, what one token touches", MapCommand),
+    "eval": ("logits and chosen experts of given tokens, as an .npz file", EvalArguments),
+    "synth": ("write a model of a real one's shapes with random weights", SynthCommand),
+    "help": ("explain memory, cores, readers or policies", HelpCommand),
+    "completion": ("print the completion script of a shell", CompletionCommand),
+}
+
+
+def command_flags(name: str | None) -> list[tuple[str, Flag]]:
+    """Fields and flags of a sub-command, or of the main job for None."""
+    if name is None:
+        return list(flags_of(Config))
+    flags = list(flags_of(COMMANDS[name][1]))
+    if name == "eval":
+        for field_name, declared in flags_of(Config):
+            if declared.group in ENGINE_GROUPS:
+                exact = declared.name == "--numerics"
+                text = "exact" if exact else declared.default_text
+                flags.append((field_name, dataclasses.replace(declared, default_text=text)))
+    return flags

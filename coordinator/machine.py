@@ -1,0 +1,26 @@
+"""What this machine allows, read once at start: cores and memory. It decides nothing."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.available_memory import AvailableMemory, available_memory
+from coordinator.cores import effective_cores, quota_cores, usable_cores
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Cores of the affinity mask, the cgroup's CPU quota in cores (None: none), and memory."""
+
+    cores: tuple[int, ...]
+    quota_cores: float | None
+    memory: AvailableMemory
+
+    @property
+    def n_effective_cores(self) -> int:
+        """Threads that can really run at once."""
+        return effective_cores(self.cores, self.quota_cores)
+
+
+def read_machine(root: Path = Path("/")) -> Machine:
+    """Read it now; `root` is where `proc` and `sys` lie."""
+    return Machine(usable_cores(), quota_cores(root), available_memory(root))
