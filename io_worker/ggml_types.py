@@ -59,12 +59,10 @@ _TYPES = (
 
 GGML_TYPES: Mapping[int, GgmlType] = MappingProxyType({kind.id: kind for kind in _TYPES})
 
-# Q8_1 and Q8_K exist for activations only, integers and F64 never hold a layer's weights.
-WEIGHT_TYPES = frozenset(
-    kind.id
-    for kind in _TYPES
-    if kind.name not in {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}
-)
+# Q8_1 and Q8_K exist for activations only, integers and F64 never hold a layer's weights, and for
+# Q1_0 there is no reference to compute with.
+_NO_WEIGHTS = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64", "Q1_0"}
+WEIGHT_TYPES = frozenset([kind.id for kind in _TYPES if kind.name not in _NO_WEIGHTS])
 
 
 def row_bytes(type_id: int, n_elements: int) -> int:

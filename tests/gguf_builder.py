@@ -5,73 +5,15 @@ files have. The same arguments give the same bytes. Bad files are made with `ggu
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
-from gguf.quants import dequantize, quantize
 from gguf_bytes import ARRAY, BOOL, F32, I32, STRING, U16, U32, array, entry, gguf, tensor_entry
-
-# Where a block keeps its half floats, and each one's share of the block's scale. A minimum of
-# minus half the range (Q4_K subtracts it, Q4_1 adds it) gives weights around zero.
-_HALF_FLOATS: dict[str, tuple[tuple[int, float], ...]] = {
-    "Q4_0": ((0, 1.0),),
-    "Q4_1": ((0, 1.0), (2, -7.5)),
-    "Q5_0": ((0, 1.0),),
-    "Q5_1": ((0, 1.0), (2, -15.5)),
-    "Q8_0": ((0, 1.0),),
-    "Q2_K": ((80, 1.0), (82, 1.5)),
-    "Q3_K": ((108, 1.0),),
-    "Q4_K": ((0, 1.0), (2, 7.5)),
-    "Q5_K": ((0, 1.0), (2, 15.5)),
-    "Q6_K": ((208, 1.0),),
-    "IQ2_XXS": ((0, 1.0),),
-    "IQ2_XS": ((0, 1.0),),
-    "IQ2_S": ((0, 1.0),),
-    "IQ3_XXS": ((0, 1.0),),
-    "IQ3_S": ((0, 1.0),),
-    "IQ1_S": ((0, 1.0),),
-    "IQ4_NL": ((0, 1.0),),
-    "IQ4_XS": ((0, 1.0),),
-    "TQ1_0": ((52, 1.0),),
-    "TQ2_0": ((64, 1.0),),
-}
-
-_Bytes = npt.NDArray[np.uint8]
-
-
-def _set_scale(blocks: _Bytes, type_name: str, scale: float) -> None:
-    for at, share in _HALF_FLOATS[type_name]:
-        blocks[:, at : at + 2] = np.frombuffer(np.float16(scale * share).tobytes(), np.uint8)
-
-
-def random_matrix(
-    type_name: str, n_rows: int, n_cols: int, deviation: float, rng: np.random.Generator
-) -> _Bytes:
-    """Random weights of a ggml type as uint8 rows (n_rows, bytes), of about this deviation.
-
-    Quantised types get random blocks, not quantised weights: the package cannot quantise most of
-    them, and any block is a legal one. One scale for all, found by dequantising a sample.
-    """
-    kind = GGMLQuantizationType[type_name]
-    if type_name in ("F32", "F16", "BF16"):
-        floats = rng.standard_normal((n_rows, n_cols), np.float32) * np.float32(deviation)
-        return quantize(floats, kind).view(np.uint8).reshape(n_rows, -1)
-    block_elements, block_bytes = GGML_QUANT_SIZES[kind]
-    assert n_cols % block_elements == 0, (type_name, n_cols)
-    n_blocks = n_rows * n_cols // block_elements
-    blocks = rng.integers(0, 256, (n_blocks, block_bytes), np.uint8)
-    if type_name == "MXFP4":  # byte 0 is an exponent, 127 for one; 2.93 is the values' deviation
-        blocks[:, 0] = 127 + round(math.log2(deviation / 2.93))
-    else:
-        _set_scale(blocks, type_name, 2.0**-5)
-        sample = dequantize(blocks[:64].reshape(1, -1), kind)
-        _set_scale(blocks, type_name, 2.0**-5 * deviation / float(sample.std()))
-    return blocks.reshape(n_rows, -1)
-
+from random_weights import random_matrix
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content']"
@@ -130,6 +72,9 @@ class TinyModel:
     version: int = 3
     split: int = 1  # number of files; from 3 on gate, up and down of a layer lie in different ones
     chat_template: str | None = CHAT_TEMPLATE
+    entries: Mapping[str, bytes | None] = field(default_factory=dict)  # replaced, added; None: gone
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # other shapes, no new data
+    without: tuple[str, ...] = ()  # tensors left out
 
     def types(self, layer: int) -> dict[str, str]:
         """The type of each matrix of a layer by its short name."""
@@ -202,53 +147,51 @@ def _file(model: TinyModel, entries: list[bytes], tensors: list[_Tensor]) -> byt
 
 
 def _metadata(model: TinyModel) -> list[bytes]:
+    """The entries by key, `model.entries` applied."""
     tokens, kinds, merges = vocabulary()
     arch, sizes = model.arch, _sizes(model)
+    is_olmoe = arch == "olmoe"
     file_type = LlamaFileType.__members__.get(f"MOSTLY_{model.quantisation}", LlamaFileType.GUESSED)
-    counts = {
+    counts: dict[str, int] = {
         "context_length": model.context_length,
         "embedding_length": sizes.width,
         "block_count": model.n_layers,
-        "feed_forward_length": sizes.expert_width,
+        "feed_forward_length": sizes.expert_width * (1 if is_olmoe else model.n_active),
         "attention.head_count": model.n_heads,
         "attention.head_count_kv": sizes.n_kv_heads,
         "expert_count": model.n_experts,
         "expert_used_count": model.n_active,
     }
-    if arch == "qwen3moe":
-        counts["feed_forward_length"] = sizes.expert_width * model.n_active
-        counts |= {
-            "attention.key_length": sizes.head_width,
-            "attention.value_length": sizes.head_width,
-        }
+    if not is_olmoe:
+        counts["attention.key_length"] = counts["attention.value_length"] = sizes.head_width
         if model.expert_width_key:
             counts["expert_feed_forward_length"] = sizes.expert_width
-    entries = [entry("general.architecture", STRING, arch), entry("general.type", STRING, "model")]
-    entries.append(entry("general.name", STRING, f"tiny-{arch}"))
-    entries += [entry(f"{arch}.{key}", U32, count) for key, count in counts.items()]
-    epsilon = 1e-5 if arch == "olmoe" else 1e-6
-    entries.append(entry(f"{arch}.attention.layer_norm_rms_epsilon", F32, epsilon))
+    values: dict[str, tuple[int, object]] = {
+        "general.architecture": (STRING, arch),
+        "general.type": (STRING, "model"),
+        "general.name": (STRING, f"tiny-{arch}"),
+        **{f"{arch}.{key}": (U32, count) for key, count in counts.items()},
+        f"{arch}.attention.layer_norm_rms_epsilon": (F32, 1e-5 if is_olmoe else 1e-6),
+        "general.file_type": (U32, int(file_type)),
+        "general.quantization_version": (U32, 2),
+        "tokenizer.ggml.model": (STRING, "gpt2"),
+        "tokenizer.ggml.pre": (STRING, "gpt-2"),
+        "tokenizer.ggml.tokens": (ARRAY, array(STRING, tokens)),
+        "tokenizer.ggml.token_type": (ARRAY, array(I32, kinds)),
+        "tokenizer.ggml.merges": (ARRAY, array(STRING, merges)),
+        "tokenizer.ggml.bos_token_id": (U32, tokens.index("<|endoftext|>")),
+        "tokenizer.ggml.eos_token_id": (U32, tokens.index("<|endoftext|>")),
+        "tokenizer.ggml.padding_token_id": (U32, tokens.index("<|pad|>")),
+        "tokenizer.ggml.add_bos_token": (BOOL, False),
+    }
     if model.rope_base_key:
-        base = 1e4 if arch == "olmoe" else 1e6
-        entries.append(entry(f"{arch}.rope.freq_base", F32, base))
+        values[f"{arch}.rope.freq_base"] = (F32, 1e4 if is_olmoe else 1e6)
     if model.alignment:
-        entries.append(entry("general.alignment", U32, model.alignment))
-    entries += [
-        entry("general.file_type", U32, int(file_type)),
-        entry("general.quantization_version", U32, 2),
-        entry("tokenizer.ggml.model", STRING, "gpt2"),
-        entry("tokenizer.ggml.pre", STRING, "gpt-2"),
-        entry("tokenizer.ggml.tokens", ARRAY, array(STRING, tokens)),
-        entry("tokenizer.ggml.token_type", ARRAY, array(I32, kinds)),
-        entry("tokenizer.ggml.merges", ARRAY, array(STRING, merges)),
-        entry("tokenizer.ggml.bos_token_id", U32, tokens.index("<|endoftext|>")),
-        entry("tokenizer.ggml.eos_token_id", U32, tokens.index("<|endoftext|>")),
-        entry("tokenizer.ggml.padding_token_id", U32, tokens.index("<|pad|>")),
-        entry("tokenizer.ggml.add_bos_token", BOOL, False),
-    ]
+        values["general.alignment"] = (U32, model.alignment)
     if model.chat_template is not None:
-        entries.append(entry("tokenizer.chat_template", STRING, model.chat_template))
-    return entries
+        values["tokenizer.chat_template"] = (STRING, model.chat_template)
+    entries = {key: entry(key, kind, content) for key, (kind, content) in values.items()}
+    return [raw for raw in {**entries, **model.entries}.values() if raw is not None]
 
 
 def _tensors(model: TinyModel) -> list[_Tensor]:
@@ -296,4 +239,8 @@ def _tensors(model: TinyModel) -> list[_Tensor]:
     norm("output_norm", width)
     if not model.tied:
         matrix("output", "Q6_K" if model.quantisation == "Q4_K_M" else base, width, n_vocabulary)
-    return tensors
+    return [
+        (name, model.shapes.get(name, shape), kind, raw)
+        for name, shape, kind, raw in tensors
+        if name not in model.without
+    ]
