@@ -1,38 +1,60 @@
 """Text to token ids and back, built from the vocabulary in a model file.
 
-The merging is done by the `tokenizers` library; cutting out special tokens is done here, since
-whether they may be parsed differs from call to call. Loaded in one process only: a vocabulary of
-150,000 tokens costs some 100 MiB. Knows nothing of chat templates.
+Two kinds: byte-level BPE (`gpt2` in the file) with the pre-tokenizer that the file names, and
+SentencePiece-style BPE (`llama`) with scores, byte tokens and U+2581 for the space. The merging is
+done by the `tokenizers` library; cutting out special tokens is done here, since whether they may be
+parsed differs from call to call.
+
+Loaded in one process only: a vocabulary of 150,000 tokens costs some 60 MiB. Knows nothing of chat
+templates. The metadata are not kept, so the caller may drop its own large arrays.
 """
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from operator import itemgetter
 
 from tokenizers import Regex, models, pre_tokenizers
-from tokenizers import Tokenizer as MergeTokenizer
+from tokenizers import Tokenizer as Merger
 
 from coordinator.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from coordinator.vocabulary import TokenType, Vocabulary, ids_of_types, read_vocabulary
 from io_worker.gguf_header import ModelFormatError
 
 MODELS = ("gpt2", "llama")
-# Far beyond any context, and small enough that no text costs more than some seconds.
-MAX_TEXT_BYTES = 8 << 20
+# 500,000 tokens of prose, more than any context here. The worst text (a token per byte) takes 1 to
+# 4 seconds and 250 MiB per MiB; a service should refuse long before, by the context it has.
+MAX_TEXT_BYTES = 2 << 20
+SPACE_MARK = "\u2581"
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _SPECIAL = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
+_SILENT = bytes([TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED])
+_MERGED = bytes([TokenType.UNDEFINED, TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED])
 
 
 class TokenizerError(Exception):
     """The file asks for a tokenizer that is not known here, or a text is too long."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What differs between the two kinds of vocabulary."""
+
+    merger: Merger
+    bytes_of_normal: Callable[[str], bytes]
+    mark_spaces: bool
+    space_prefix: bool
+    add_bos: bool  # where the file does not say it
+
+
 class Tokenizer:
-    """Encodes and decodes; immutable after `build_tokenizer`."""
+    """Encodes and decodes; made by `build_tokenizer` and not changed afterwards.
+
+    `add_space_prefix`: `encode` puts a space before the text, so `decode(encode(text))` has one
+    more. `warning` is a line for the user, or None.
+    """
 
     __slots__ = (
-        "_byte_of_character",
-        "_merger",
+        "_kind",
         "_special_always",
         "_special_parsed",
         "_types",
@@ -43,63 +65,81 @@ class Tokenizer:
         "eos_id",
         "stop_ids",
         "vocabulary_size",
+        "warning",
     )
 
-    def __init__(self, vocabulary: Vocabulary, merger: MergeTokenizer, row: PreTokenizer) -> None:
-        self._merger = merger
+    def __init__(self, vocabulary: Vocabulary, kind: _Kind, warning: str | None) -> None:
+        self._kind = kind
         self._types = vocabulary.types
-        self._byte_of_character = _byte_of_character()
         self._special_parsed = ids_of_types(vocabulary, _SPECIAL)
         self._special_always = ids_of_types(vocabulary, (TokenType.USER_DEFINED,))
         self.vocabulary_size = len(vocabulary.types)
         self.stop_ids = vocabulary.stop_ids
         self.bos_id, self.eos_id = vocabulary.bos_id, vocabulary.eos_id
-        add_bos = row.add_bos if vocabulary.add_bos is None else vocabulary.add_bos
+        add_bos = kind.add_bos if vocabulary.add_bos is None else vocabulary.add_bos
         self.add_bos = add_bos and self.bos_id is not None
         self.add_eos = bool(vocabulary.add_eos) and self.eos_id is not None
-        self.add_space_prefix = False
+        self.add_space_prefix = kind.space_prefix
+        self.warning = warning
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Token ids of `text`.
+        """Token ids of `text`; a lone surrogate counts as U+FFFD.
 
         `add_special` puts BOS and EOS around it where the model wants them. With `parse_special`
         the text of a control token stands for that token; without, it is taken literally. Tokens
         of type user-defined are always parsed, as in llama.cpp. Raises `TokenizerError` beyond
         `MAX_TEXT_BYTES`.
         """
-        text = _SURROGATE.sub("\ufffd", text)
-        n_bytes = len(text.encode())
-        if n_bytes > MAX_TEXT_BYTES:
-            raise TokenizerError(f"text: expected at most {MAX_TEXT_BYTES} bytes, found {n_bytes}")
-        ids = [self.bos_id] if add_special and self.add_bos and self.bos_id is not None else []
+        text = _checked_text(text)
         special = self._special_parsed if parse_special else self._special_always
+        ids: list[int] = []
+        if add_special and self.add_bos and self.bos_id is not None:
+            ids.append(self.bos_id)
+        after_special = True
         for fragment in split_special(text, special):
             if isinstance(fragment, int):
                 ids.append(fragment)
             else:
-                ids.extend(self._merger.encode(fragment, add_special_tokens=False).ids)
+                ids.extend(self._encode_fragment(fragment, after_special))
+            after_special = isinstance(fragment, int)
         if add_special and self.add_eos and self.eos_id is not None:
             ids.append(self.eos_id)
         return ids
 
+    def _encode_fragment(self, text: str, after_special: bool) -> list[int]:
+        if self.add_space_prefix and after_special:
+            text = " " + text
+        if self._kind.mark_spaces:
+            text = text.replace(" ", SPACE_MARK)
+        return self._kind.merger.encode(text, add_special_tokens=False).ids
+
     def token_text(self, token_id: int) -> str:
-        """The token as it stands in the vocabulary, control tokens too: for showing."""
-        if not 0 <= token_id < self.vocabulary_size:
+        """The token as it stands in the vocabulary, control tokens too: for showing.
+
+        Raises IndexError for an id that is none.
+        """
+        text = self._kind.merger.id_to_token(token_id) if token_id >= 0 else None
+        if text is None:
             raise IndexError(f"token {token_id}: expected an id below {self.vocabulary_size}")
-        return self._merger.id_to_token(token_id) or ""
+        return text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token prints; control, unknown and unused tokens print nothing."""
+        """The bytes that a token prints; control, unknown and unused tokens print nothing.
+
+        Raises IndexError for an id that is none.
+        """
         text = self.token_text(token_id)
         token_type = self._types[token_id]
-        if token_type in (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED):
+        if token_type in _SILENT:
             return b""
+        if token_type == TokenType.BYTE:
+            return bytes.fromhex(text[3:5])
         if token_type == TokenType.USER_DEFINED:
             return text.encode()
-        return b"".join([self._byte_of_character.get(c) or c.encode() for c in text])
+        return self._kind.bytes_of_normal(text)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of `ids`; bytes that are not UTF-8 become U+FFFD."""
+        """The text that `ids` print; bytes that are not UTF-8 become U+FFFD."""
         return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
 
 
@@ -107,37 +147,103 @@ def build_tokenizer(metadata: Mapping[str, object], path: str) -> Tokenizer:
     """The tokenizer of a model file.
 
     Raises `ModelFormatError` for a vocabulary that is not well formed and `TokenizerError` for a
-    kind of tokenizer or pre-tokenizer that is not known. `path` is for messages only.
+    kind of tokenizer or a pre-tokenizer that is not known. `path` is for messages only.
     """
     model = metadata.get("tokenizer.ggml.model")
     if model not in MODELS:
         raise _unknown(path, "tokenizer.ggml.model", model, MODELS)
-    vocabulary = read_vocabulary(metadata, path)
-    pre = metadata.get("tokenizer.ggml.pre", "default")
-    row = PRE_TOKENIZERS.get(pre) if isinstance(pre, str) else None
+    if model == "llama":
+        vocabulary = read_vocabulary(metadata, path, _LLAMA_IDS)
+        return Tokenizer(vocabulary, _sentence_piece(vocabulary, path), None)
+    pre = metadata.get("tokenizer.ggml.pre")
+    row = PRE_TOKENIZERS.get("default" if pre is None else str(pre))
     if row is None:
         raise _unknown(path, "tokenizer.ggml.pre", pre, sorted(PRE_TOKENIZERS))
-    if not vocabulary.merges:
-        raise ModelFormatError(path, "tokenizer.ggml.merges", "expected merges, found none")
-    return Tokenizer(vocabulary, _byte_pair_merger(vocabulary, row), row)
+    warning = None
+    if pre is None:
+        warning = (
+            f"{path}: tokenizer.ggml.pre is missing, words are cut by the default rule; "
+            "answers may be worse, convert the model again"
+        )
+    vocabulary = read_vocabulary(metadata, path, {})
+    return Tokenizer(vocabulary, _byte_level(vocabulary, row, path), warning)
+
+
+# What a `llama` vocabulary means where the file is silent (llama.cpp, src/llama-vocab.cpp).
+_LLAMA_IDS = {"unknown_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
 def _unknown(path: str, field: str, found: object, known: Iterable[str]) -> TokenizerError:
     return TokenizerError(
-        f"{path}: {field}: expected one of {', '.join(known)}; found {str(found)!r:.80}; "
-        "a file with another tokenizer cannot be run"
+        f"{path}: {field}: expected one of {', '.join(known)}; found {found!r:.80}; "
+        "text cannot be made into tokens for this model"
     )
 
 
-def _byte_pair_merger(vocabulary: Vocabulary, row: PreTokenizer) -> MergeTokenizer:
-    merger = MergeTokenizer(
-        models.BPE(vocabulary.ids, vocabulary.merges, ignore_merges=row.ignore_merges)
-    )
+def _byte_level(vocabulary: Vocabulary, row: PreTokenizer, path: str) -> _Kind:
+    if not vocabulary.merges:
+        raise ModelFormatError(path, "tokenizer.ggml.merges", "expected merges, found none")
+    merger = Merger(models.BPE(vocabulary.ids, vocabulary.merges, ignore_merges=row.ignore_merges))
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in row.patterns]
     merger.pre_tokenizer = pre_tokenizers.Sequence(
         [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
-    return merger
+    byte_of = byte_of_character()
+
+    def bytes_of_normal(text: str) -> bytes:
+        return b"".join([byte_of.get(c) or c.encode() for c in text])
+
+    return _Kind(merger, bytes_of_normal, False, False, row.add_bos)
+
+
+def _sentence_piece(vocabulary: Vocabulary, path: str) -> _Kind:
+    if not vocabulary.scores:
+        raise ModelFormatError(path, "tokenizer.ggml.scores", "expected scores, found none")
+    unknown = None
+    if vocabulary.unknown_id is not None:
+        unknown = next(text for text, id_ in vocabulary.ids.items() if id_ == vocabulary.unknown_id)
+    merger = Merger(
+        models.BPE(
+            vocabulary.ids,
+            merges_of_scores(vocabulary),
+            unk_token=unknown,
+            fuse_unk=False,
+            byte_fallback=True,
+        )
+    )
+    space_prefix = vocabulary.add_space_prefix is not False
+    return _Kind(
+        merger, lambda text: text.replace(SPACE_MARK, " ").encode(), True, space_prefix, True
+    )
+
+
+def merges_of_scores(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+    """The merges that a vocabulary with scores allows, best score first.
+
+    SentencePiece merges the neighbours whose union has the best score, the leftmost first. Each way
+    to cut a token into two tokens is therefore a merge with the rank of the token's score.
+    """
+    types, scores = vocabulary.types, vocabulary.scores
+    ids = {text: id_ for text, id_ in vocabulary.ids.items() if types[id_] in _MERGED}
+    ranked = [
+        (-scores[id_], id_, left, right)
+        for text, id_ in ids.items()
+        for cut in range(1, len(text))
+        if (left := text[:cut]) in ids and (right := text[cut:]) in ids
+    ]
+    ranked.sort(key=itemgetter(0, 1))
+    return [(left, right) for _, _, left, right in ranked]
+
+
+def _checked_text(text: str) -> str:
+    try:
+        n_bytes = len(text.encode())
+    except UnicodeEncodeError:  # from an argument or file that is not UTF-8
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        n_bytes = len(text.encode())
+    if n_bytes > MAX_TEXT_BYTES:
+        raise TokenizerError(f"text: expected at most {MAX_TEXT_BYTES} bytes, found {n_bytes}")
+    return text
 
 
 def split_special(text: str, special: Mapping[str, int]) -> list[str | int]:
@@ -163,7 +269,7 @@ def split_special(text: str, special: Mapping[str, int]) -> list[str | int]:
     return fragments
 
 
-def _byte_of_character() -> dict[str, bytes]:
+def byte_of_character() -> dict[str, bytes]:
     """The alphabet of byte-level BPE: each byte as one printable character.
 
     Printable Latin-1 stands for itself, the 68 other bytes are U+0100 and up, in order.
@@ -171,5 +277,5 @@ def _byte_of_character() -> dict[str, bytes]:
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(byte): bytes([byte]) for byte in printable}
-    others = [byte for byte in range(256) if byte not in set(printable)]
+    others = [byte for byte in range(256) if chr(byte) not in table]
     return table | {chr(0x100 + index): bytes([byte]) for index, byte in enumerate(others)}

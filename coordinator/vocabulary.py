@@ -113,14 +113,19 @@ class MetadataReader:
         return value
 
 
-def read_vocabulary(metadata: Mapping[str, object], path: str) -> Vocabulary:
-    """Check all tokenizer keys of a model of kind gpt2 or llama; raises `ModelFormatError`."""
+def read_vocabulary(
+    metadata: Mapping[str, object], path: str, default_ids: Mapping[str, int]
+) -> Vocabulary:
+    """Check all tokenizer keys of a model file; raises `ModelFormatError`.
+
+    `default_ids` holds special ids for keys that the file lacks; one beyond the vocabulary is void.
+    """
     reader = MetadataReader(metadata, path)
     ids = _read_tokens(reader)
     types = _read_types(reader, len(ids))
     _check_byte_tokens(reader, ids, types)
     special = {
-        key: _read_special_id(reader, key, len(ids))
+        key: _read_special_id(reader, key, len(ids), default_ids.get(key))
         for key in (
             "bos_token_id",
             "eos_token_id",
@@ -213,9 +218,13 @@ def _check_byte_tokens(reader: MetadataReader, ids: Mapping[str, int], types: by
             raise reader.error("tokens", f"token {id_}: expected <0x00> to <0xFF>, found {text!r}")
 
 
-def _read_special_id(reader: MetadataReader, key: str, n_tokens: int) -> int | None:
+def _read_special_id(
+    reader: MetadataReader, key: str, n_tokens: int, default: int | None
+) -> int | None:
     id_ = reader.scalar(key, int)
-    if id_ is not None and not 0 <= id_ < n_tokens:
+    if id_ is None:
+        return default if default is not None and default < n_tokens else None
+    if not 0 <= id_ < n_tokens:
         raise reader.error(key, f"expected an id below {n_tokens}, found {id_}")
     return id_
 
