@@ -22,7 +22,8 @@ class PreTokenizer:
     """Patterns of one pre-tokenizer and the defaults that come with it."""
 
     patterns: tuple[str, ...]
-    source: str  # repository and file in which the patterns are published
+    model: str  # the model whose tokenizer the name stands for (Hugging Face)
+    source: str  # repository and file where the patterns are published, or quoted from the model
     ignore_merges: bool = False  # a word that is a token is taken whole, whatever the merges say
     add_bos: bool = False  # where the file does not say it
 
@@ -104,60 +105,80 @@ _DEEPSEEK_V3 = (
 _DIGITS_GPT_2 = (r"\p{N}", _GPT_2)
 _DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _GPT_2, r"\p{N}+", r"[0-9][0-9][0-9]")
 
-# Where an architecture shares a pattern, llama.cpp's own table is the source for the name.
 _LLAMA_CPP = "ggml-org/llama.cpp src/llama-vocab.cpp"
+_BYTE_LEVEL = "huggingface/tokenizers tokenizers/src/pre_tokenizers/byte_level.rs"
+_DIGITS = "huggingface/tokenizers tokenizers/src/pre_tokenizers/digits.rs, byte_level.rs"
 
+_LLAMA_3_ROW = PreTokenizer(
+    (_LLAMA_3,),
+    "meta-llama/Meta-Llama-3-8B",
+    "meta-llama/llama3 llama/tokenizer.py",
+    ignore_merges=True,
+    add_bos=True,
+)
+_GLM_4_ROW = PreTokenizer((_LLAMA_3,), "THUDM/glm-4-9b-chat", _LLAMA_CPP)
+_MINERVA_ROW = PreTokenizer(_DIGITS_GPT_2, "sapienzanlp/Minerva-7B-base-v1.0", _DIGITS)
+
+# Which model a name stands for: ggml-org/llama.cpp convert_hf_to_gguf_update.py.
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = MappingProxyType(
     {
-        "default": PreTokenizer(_DEFAULT, _LLAMA_CPP),
-        "gpt-2": PreTokenizer((_GPT_2,), "openai/gpt-2 src/encoder.py"),
-        "olmo": PreTokenizer((_GPT_2,), "allenai/OLMoE-1B-7B-0924 tokenizer.json (ByteLevel)"),
-        "gigachat": PreTokenizer((_GPT_2,), _LLAMA_CPP),
-        "qwen2": PreTokenizer((_QWEN_2,), "Qwen/Qwen2-7B tokenizer.json"),
+        "default": PreTokenizer(_DEFAULT, "none: files without a name", _LLAMA_CPP),
+        "gpt-2": PreTokenizer((_GPT_2,), "openai-community/gpt2", "openai/gpt-2 src/encoder.py"),
+        "olmo": PreTokenizer((_GPT_2,), "allenai/OLMo-1.7-7B-hf", _BYTE_LEVEL),
+        "gigachat": PreTokenizer((_GPT_2,), "ai-sage/GigaChat-20B-A3B-instruct", _BYTE_LEVEL),
+        "minerva": _MINERVA_ROW,
+        "minerva-7b": _MINERVA_ROW,
+        "refact": PreTokenizer(_DIGITS_GPT_2, "smallcloudai/Refact-1_6-base", _DIGITS),
+        "qwen2": PreTokenizer((_QWEN_2,), "Qwen/Qwen1.5-7B", _LLAMA_CPP),
         "deepseek-r1-qwen": PreTokenizer(
-            (_QWEN_2,), "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B tokenizer.json"
+            (_QWEN_2,), "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", _LLAMA_CPP
         ),
-        "megrez": PreTokenizer((_QWEN_2,), _LLAMA_CPP),
-        "hunyuan": PreTokenizer((_QWEN_2,), "tencent/Hunyuan-A13B-Instruct tokenization_hy.py"),
-        "solar-open": PreTokenizer((_QWEN_2,), _LLAMA_CPP),
-        "grok-2": PreTokenizer((_QWEN_2,), _LLAMA_CPP),
-        "qwen35": PreTokenizer((_QWEN_3_5,), "Qwen/Qwen3.5-35B-A3B tokenizer.json"),
-        "llama-bpe": PreTokenizer(
-            (_LLAMA_3,), "meta-llama/llama3 llama/tokenizer.py", ignore_merges=True, add_bos=True
+        "megrez": PreTokenizer((_QWEN_2,), "Infinigence/Megrez-3B-Instruct", _LLAMA_CPP),
+        "grok-2": PreTokenizer((_QWEN_2,), "alvarobartt/grok-2-tokenizer", _LLAMA_CPP),
+        "solar-open": PreTokenizer((_QWEN_2,), "upstage/Solar-Open-100B", _LLAMA_CPP),
+        "hunyuan": PreTokenizer(
+            (_QWEN_2,), "tencent/Hunyuan-A13B-Instruct", "the model's tokenization_hy.py"
         ),
-        "llama3": PreTokenizer(
-            (_LLAMA_3,), "meta-llama/llama3 llama/tokenizer.py", ignore_merges=True, add_bos=True
+        "qwen35": PreTokenizer((_QWEN_3_5,), "Qwen/Qwen3.5-9B-Instruct", _LLAMA_CPP),
+        "llama-bpe": _LLAMA_3_ROW,
+        "llama-v3": _LLAMA_3_ROW,
+        "llama3": _LLAMA_3_ROW,
+        "lfm2": PreTokenizer(
+            (_LLAMA_3,), "LiquidAI/LFM2-Tokenizer", _LLAMA_CPP, ignore_merges=True, add_bos=True
         ),
-        "llama-v3": PreTokenizer(
-            (_LLAMA_3,), "meta-llama/llama3 llama/tokenizer.py", ignore_merges=True, add_bos=True
-        ),
-        "lfm2": PreTokenizer((_LLAMA_3,), _LLAMA_CPP, ignore_merges=True, add_bos=True),
-        "dbrx": PreTokenizer((_LLAMA_3,), "databricks/dbrx-instruct tiktoken.py"),
-        "smaug-bpe": PreTokenizer((_LLAMA_3,), _LLAMA_CPP),
-        "glm4": PreTokenizer((_LLAMA_3,), "THUDM/glm-4-9b tokenization_chatglm.py"),
-        "chatglm-bpe": PreTokenizer((_LLAMA_3,), "THUDM/glm-4-9b tokenization_chatglm.py"),
-        "deepseek-llm": PreTokenizer(
-            _DEEPSEEK_LLM, "deepseek-ai/deepseek-llm-7b-base tokenizer.json"
-        ),
+        "dbrx": PreTokenizer((_LLAMA_3,), "databricks/dbrx-base", _LLAMA_CPP),
+        "smaug-bpe": PreTokenizer((_LLAMA_3,), "abacusai/Smaug-Llama-3-70B-Instruct", _LLAMA_CPP),
+        "glm4": _GLM_4_ROW,
+        "chatglm-bpe": _GLM_4_ROW,
+        "deepseek-llm": PreTokenizer(_DEEPSEEK_LLM, "deepseek-ai/deepseek-llm-7b-base", _LLAMA_CPP),
         "deepseek-coder": PreTokenizer(
-            _DEEPSEEK_CODER, "deepseek-ai/deepseek-coder-6.7b-base tokenizer.json"
+            _DEEPSEEK_CODER, "deepseek-ai/deepseek-coder-6.7b-base", _LLAMA_CPP
         ),
-        "deepseek-v3": PreTokenizer(_DEEPSEEK_V3, "deepseek-ai/DeepSeek-V3 tokenizer.json"),
-        "hunyuan-dense": PreTokenizer(_DEEPSEEK_V3, _LLAMA_CPP),
-        "joyai-llm": PreTokenizer(_DEEPSEEK_V3, _LLAMA_CPP),
-        "gpt-4o": PreTokenizer((_O200K,), "openai/tiktoken tiktoken_ext/openai_public.py"),
-        "llama4": PreTokenizer((_O200K,), "meta-llama/llama-models models/llama4/tokenizer.py"),
-        "minimax-m2": PreTokenizer((_O200K,), _LLAMA_CPP),
-        "tekken": PreTokenizer((_TEKKEN,), _LLAMA_CPP, ignore_merges=True, add_bos=True),
-        "kimi-k2": PreTokenizer((_KIMI_K2,), "moonshotai/Kimi-K2-Instruct tokenization_kimi.py"),
-        "bailingmoe": PreTokenizer((_BAILING,), "inclusionAI/Ling-lite tokenizer.json"),
-        "bailingmoe2": PreTokenizer((_BAILING,), "inclusionAI/Ling-mini-2.0 tokenizer.json"),
-        "llada-moe": PreTokenizer((_BAILING,), _LLAMA_CPP),
-        "seed-coder": PreTokenizer((_SEED_CODER,), _LLAMA_CPP),
-        "minerva-7b": PreTokenizer(
-            _DIGITS_GPT_2, "sapienzanlp/Minerva-7B-base-v1.0 tokenizer.json"
+        "deepseek-v3": PreTokenizer(_DEEPSEEK_V3, "deepseek-ai/DeepSeek-V3", _LLAMA_CPP),
+        "hunyuan-dense": PreTokenizer(_DEEPSEEK_V3, "tencent/Hunyuan-4B-Instruct", _LLAMA_CPP),
+        "joyai-llm": PreTokenizer(_DEEPSEEK_V3, "jdopensource/JoyAI-LLM-Flash", _LLAMA_CPP),
+        "gpt-4o": PreTokenizer(
+            (_O200K,), "Xenova/gpt-4o", "openai/tiktoken tiktoken_ext/openai_public.py"
         ),
-        "minerva": PreTokenizer(_DIGITS_GPT_2, "sapienzanlp/Minerva-7B-base-v1.0 tokenizer.json"),
-        "refact": PreTokenizer(_DIGITS_GPT_2, _LLAMA_CPP),
+        "llama4": PreTokenizer(
+            (_O200K,),
+            "meta-llama/Llama-4-Scout-17B-16E-Instruct",
+            "meta-llama/llama-models models/llama4/tokenizer.py",
+        ),
+        "minimax-m2": PreTokenizer((_O200K,), "MiniMaxAI/MiniMax-M2", _LLAMA_CPP),
+        "tekken": PreTokenizer(
+            (_TEKKEN,),
+            "mistralai/Mistral-Nemo-Base-2407",
+            _LLAMA_CPP,
+            ignore_merges=True,
+            add_bos=True,
+        ),
+        "kimi-k2": PreTokenizer(
+            (_KIMI_K2,), "moonshotai/Kimi-K2-Base", "the model's tokenization_kimi.py"
+        ),
+        "bailingmoe": PreTokenizer((_BAILING,), "inclusionAI/Ling-lite", _LLAMA_CPP),
+        "bailingmoe2": PreTokenizer((_BAILING,), "inclusionAI/Ling-mini-base-2.0", _LLAMA_CPP),
+        "llada-moe": PreTokenizer((_BAILING,), "inclusionAI/LLaDA-MoE-7B-A1B-Base", _LLAMA_CPP),
+        "seed-coder": PreTokenizer((_SEED_CODER,), "ByteDance-Seed/Seed-Coder-8B-Base", _LLAMA_CPP),
     }
 )

@@ -118,9 +118,10 @@ class Tokenizer:
 
         Raises IndexError for an id that is none.
         """
-        text = self._kind.merger.id_to_token(token_id) if token_id >= 0 else None
-        if text is None:
+        if not 0 <= token_id < self.vocabulary_size:
             raise IndexError(f"token {token_id}: expected an id below {self.vocabulary_size}")
+        text = self._kind.merger.id_to_token(token_id)
+        assert text is not None
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -184,16 +185,20 @@ def _byte_level(vocabulary: Vocabulary, row: PreTokenizer, path: str) -> _Kind:
     if not vocabulary.merges:
         raise ModelFormatError(path, "tokenizer.ggml.merges", "expected merges, found none")
     merger = Merger(models.BPE(vocabulary.ids, vocabulary.merges, ignore_merges=row.ignore_merges))
-    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in row.patterns]
-    merger.pre_tokenizer = pre_tokenizers.Sequence(
-        [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
+    merger.pre_tokenizer = word_cutter(row)
     byte_of = byte_of_character()
 
     def bytes_of_normal(text: str) -> bytes:
         return b"".join([byte_of.get(c) or c.encode() for c in text])
 
     return _Kind(merger, bytes_of_normal, False, False, row.add_bos)
+
+
+def word_cutter(row: PreTokenizer) -> pre_tokenizers.PreTokenizer:
+    """Runs the patterns of `row`; the words come out in the byte-level alphabet."""
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in row.patterns]
+    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([*cuts, last])
 
 
 def _sentence_piece(vocabulary: Vocabulary, path: str) -> _Kind:

@@ -14,7 +14,9 @@ from typing import TypeVar
 from io_worker.gguf_header import ModelFormatError
 
 MAX_TOKENS = 1 << 21  # the largest published vocabulary has 262,144
-MAX_TOKEN_BYTES = 4096  # the longest real ones are runs of some hundred spaces
+MAX_TOKEN_CHARACTERS = 1024  # the longest real ones are runs of some hundred spaces
+MAX_CHARACTERS = 1 << 24  # of all tokens together; real ones have below 3 million
+MAX_MERGES = 1 << 21
 
 _KEY = "tokenizer.ggml."
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
@@ -156,20 +158,20 @@ def _read_tokens(reader: MetadataReader) -> dict[str, int]:
         raise reader.error("tokens", "expected at least one token, found none")
     if len(tokens) > MAX_TOKENS:
         raise reader.error("tokens", f"expected at most {MAX_TOKENS} tokens, found {len(tokens)}")
-    ids = {text: id_ for id_, text in enumerate(tokens)}
-    if "" in ids:  # an empty token can never be matched; give each a text of its own
-        tokens = [text or f"[EMPTY_{id_}]" for id_, text in enumerate(tokens)]
-        ids = {text: id_ for id_, text in enumerate(tokens)}
-    if len(ids) != len(tokens):
-        first = next(id_ for id_, text in enumerate(tokens) if ids[text] != id_)
-        where = f"tokens {first} and {ids[tokens[first]]}"
-        raise reader.error(
-            "tokens", f"expected each token once, found {tokens[first]!r} as {where}"
-        )
-    longest = max(tokens, key=len)
-    if len(longest) > MAX_TOKEN_BYTES:
-        text = f"expected at most {MAX_TOKEN_BYTES} characters, found {len(longest)}"
+    # An empty token matches nothing and may occur more than once: give each a text of its own.
+    texts = [text or f"[EMPTY_{id_}]" for id_, text in enumerate(tokens)]
+    ids = {text: id_ for id_, text in enumerate(texts)}
+    if len(ids) != len(texts):
+        first = next(id_ for id_, text in enumerate(texts) if ids[text] != id_)
+        where = f"tokens {first} and {ids[texts[first]]}"
+        raise reader.error("tokens", f"expected each token once, found {texts[first]!r} as {where}")
+    longest = max(texts, key=len)
+    if len(longest) > MAX_TOKEN_CHARACTERS:
+        text = f"expected at most {MAX_TOKEN_CHARACTERS} characters, found {len(longest)}"
         raise reader.error("tokens", f"token {ids[longest]}: {text}")
+    total = sum(map(len, texts))
+    if total > MAX_CHARACTERS:
+        raise reader.error("tokens", f"expected at most {MAX_CHARACTERS} characters, found {total}")
     return ids
 
 
@@ -196,8 +198,11 @@ def _read_scores(reader: MetadataReader, n_tokens: int) -> list[float]:
 
 
 def _read_merges(reader: MetadataReader, ids: Mapping[str, int]) -> list[tuple[str, str]]:
+    texts = reader.array("merges", str) or []
+    if len(texts) > MAX_MERGES:
+        raise reader.error("merges", f"expected at most {MAX_MERGES} merges, found {len(texts)}")
     merges: list[tuple[str, str]] = []
-    for index, text in enumerate(reader.array("merges", str) or []):
+    for index, text in enumerate(texts):
         # from 1: the first part may itself begin with a space, and is never empty
         cut = text.find(" ", 1)
         left, right = text[:cut], text[cut + 1 :]
