@@ -17,7 +17,7 @@ from io_worker.model_bytes import MAX_STRING_BYTES, Cursor
 
 MAX_KEY_BYTES = 65_535  # docs/gguf.md
 MAX_ENTRIES = 65_536
-MAX_ARRAY_ELEMENTS = 1 << 23  # all arrays together: a Python list costs 8 to 60 bytes an element
+MAX_ARRAY_ELEMENTS = 1 << 22  # of all arrays together; the largest vocabularies come to 1.3 million
 DEFAULT_ALIGNMENT = 32
 # docs/gguf.md asks for a multiple of 8, so 1, 2 and 4 are refused although llama.cpp takes them.
 MIN_ALIGNMENT, MAX_ALIGNMENT = 8, 65_536
