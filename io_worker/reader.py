@@ -182,8 +182,9 @@ class FileSource:
     def check(self, now_ns: int) -> None:
         """Raise `ReadError` if the file changed; looks at it once per `CHECK_INTERVAL_NS`."""
         if self.change is None and now_ns >= self._next_check_ns:
-            self._next_check_ns = now_ns + CHECK_INTERVAL_NS
             self.change = change_of(self.file)
+            # after the look: a second thread must not pass while the first one is still looking
+            self._next_check_ns = now_ns + CHECK_INTERVAL_NS
         if self.change is not None:
             raise ReadError(0, self.change, model_changed=True)
 

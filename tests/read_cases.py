@@ -43,15 +43,15 @@ def opened(path: Path) -> Iterator[ModelFile]:
 
 
 @contextmanager
-def pool_of(n_slots: int, *range_bytes: int) -> Iterator[PoolMapping]:
-    """A pool of slots with room for these three ranges, filled with the guard byte."""
+def pool_of(n_slots: int, *range_bytes: int) -> Iterator[tuple[PoolMapping, int]]:
+    """A pool of slots with room for these three ranges, filled with the guard byte, and its fd."""
     gate, up, down = (window_bytes(n_bytes) for n_bytes in range_bytes)
     layout = PoolLayout((SlotClass(n_slots, (gate, up, down)),))
     fd = create_pool(layout)
     pool = PoolMapping(fd, layout, writable=True)
     pool.view[:] = bytes([GUARD]) * layout.total_bytes
     try:
-        yield pool
+        yield pool, fd
     finally:
         os.close(fd)  # not the mapping: exceptions that a test keeps hold views of it
 

@@ -65,7 +65,7 @@ def assert_right(pool: PoolMapping, read: SlabRead) -> None:
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("n_threads", [0, 1, 2, 8])
 def test_every_slab_is_answered_once_and_right(model: Path, reader: str, n_threads: int) -> None:
-    with opened(model) as file, pool_of(N_SLOTS, *[SLAB_BYTES] * 3) as pool:
+    with opened(model) as file, pool_of(N_SLOTS, *[SLAB_BYTES] * 3) as (pool, _):
         queue = ReadQueue(n_threads, SlabReader([file], pool.view, reader), pool)
         for generation in (1, 2):
             before = time.monotonic_ns()
@@ -108,7 +108,7 @@ def test_a_fault_at_any_call_gives_right_bytes_or_a_failure(
     """The n-th call fails, for n = 1, 2, 3 … until a run makes fewer calls than n."""
     first = n_calls = 1
     while first <= n_calls:
-        with opened(model) as file, pool_of(N_SLOTS, *[SLAB_BYTES] * 3) as pool:
+        with opened(model) as file, pool_of(N_SLOTS, *[SLAB_BYTES] * 3) as (pool, _):
             file = strict_direct(file)
             preadv = FaultyPreadv(file.direct_fd, Fault(kind, first, is_lasting))
             queue = ReadQueue(2, SlabReader([file], pool.view, reader, preadv=preadv), pool)
@@ -149,7 +149,7 @@ def test_a_slow_read_does_not_hold_up_the_others(model: Path) -> None:
             may_go_on.wait(20)
         return os.preadv(fd, buffers, offset)
 
-    with opened(model) as file, pool_of(N_SLOTS, *[SLAB_BYTES] * 3) as pool:
+    with opened(model) as file, pool_of(N_SLOTS, *[SLAB_BYTES] * 3) as (pool, _):
         reader = SlabReader([file], pool.view, "buffered", preadv=slow_at_the_start)
         queue = ReadQueue(2, reader, pool)
         reads = slabs(pool)
@@ -171,7 +171,7 @@ def with_a_stuck_read(file_path: Path, check: Callable[[ReadQueue, PoolMapping],
         may_go_on.wait(20)
         return os.preadv(fd, buffers, offset)
 
-    with opened(file_path) as file, pool_of(N_SLOTS, *[SLAB_BYTES] * 3) as pool:
+    with opened(file_path) as file, pool_of(N_SLOTS, *[SLAB_BYTES] * 3) as (pool, _):
         queue = ReadQueue(1, SlabReader([file], pool.view, "buffered", preadv=stuck), pool)
         queue.submit(slabs(pool)[:1])
         check(queue, pool)
@@ -204,7 +204,7 @@ def test_a_slot_that_is_being_read_is_not_read_into_again(model: Path) -> None:
 
 
 def test_bad_figures_are_answered_and_touch_nothing(model: Path) -> None:
-    with opened(model) as file, pool_of(N_SLOTS, *[SLAB_BYTES] * 3) as pool:
+    with opened(model) as file, pool_of(N_SLOTS, *[SLAB_BYTES] * 3) as (pool, _):
         queue = ReadQueue(1, SlabReader([file], pool.view, "buffered"), pool)
         good = slabs(pool)[0]
         bad_range = replace(good.ranges[2], file_offset=FILE_BYTES)
@@ -221,7 +221,7 @@ def test_bad_figures_are_answered_and_touch_nothing(model: Path) -> None:
 
 @pytest.mark.parametrize("reader", READERS)
 def test_a_file_written_to_fails_every_read_from_then_on(model: Path, reader: str) -> None:
-    with opened(model) as file, pool_of(N_SLOTS, *[SLAB_BYTES] * 3) as pool:
+    with opened(model) as file, pool_of(N_SLOTS, *[SLAB_BYTES] * 3) as (pool, _):
         queue = ReadQueue(2, SlabReader([file], pool.view, reader), pool)
         with model.open("r+b") as writer:
             writer.write(b"changed")
@@ -237,7 +237,7 @@ def test_a_fault_of_ours_in_a_thread_reaches_the_owner(model: Path) -> None:
     def broken(fd: int, buffers: list[memoryview], offset: int) -> int:
         raise AssertionError("a fault of ours")
 
-    with opened(model) as file, pool_of(N_SLOTS, *[SLAB_BYTES] * 3) as pool:
+    with opened(model) as file, pool_of(N_SLOTS, *[SLAB_BYTES] * 3) as (pool, _):
         queue = ReadQueue(1, SlabReader([file], pool.view, "buffered", preadv=broken), pool)
         queue.submit(slabs(pool)[:1])
         with pytest.raises(AssertionError, match="a fault of ours"):
@@ -254,7 +254,7 @@ def test_signals_do_not_disturb_a_read(model: Path) -> None:
     before = signal.signal(signal.SIGALRM, count)
     signal.setitimer(signal.ITIMER_REAL, 0.0002, 0.0002)
     try:
-        with opened(model) as file, pool_of(N_SLOTS, *[SLAB_BYTES] * 3) as pool:
+        with opened(model) as file, pool_of(N_SLOTS, *[SLAB_BYTES] * 3) as (pool, _):
             queue = ReadQueue(0, SlabReader([file], pool.view, "direct"), pool)
             generation = 0
             while n_signals < 50:
@@ -277,7 +277,7 @@ def test_close_does_not_wait_for_a_disk_that_hangs(model: Path) -> None:
         may_go_on.wait(20)
         return os.preadv(fd, buffers, offset)
 
-    with opened(model) as file, pool_of(N_SLOTS, *[SLAB_BYTES] * 3) as pool:
+    with opened(model) as file, pool_of(N_SLOTS, *[SLAB_BYTES] * 3) as (pool, _):
         queue = ReadQueue(1, SlabReader([file], pool.view, "buffered", preadv=stuck), pool)
         queue.submit(slabs(pool))
         assert is_stuck.wait(20)
@@ -288,7 +288,7 @@ def test_close_does_not_wait_for_a_disk_that_hangs(model: Path) -> None:
 
 
 def test_the_pool_can_be_unmapped_after_failures(model: Path) -> None:
-    with opened(model) as file, pool_of(N_SLOTS, *[SLAB_BYTES] * 3) as pool:
+    with opened(model) as file, pool_of(N_SLOTS, *[SLAB_BYTES] * 3) as (pool, _):
         file = strict_direct(file)
         preadv = FaultyPreadv(file.direct_fd, Fault("EIO", 1, lasting=True))
         queue = ReadQueue(2, SlabReader([file], pool.view, "direct", preadv=preadv), pool)
