@@ -14,7 +14,7 @@ from pathlib import Path
 
 from compute_worker.arch import ModelSpec
 from coordinator.budget import MemoryPlan, MemoryRequest, plan_memory, pool_request_bytes
-from coordinator.cores import plan_cores
+from coordinator.cores import PLAN_EXAMPLES, PLAN_NAMES, plan_cores
 from coordinator.flag_values import (
     PATH,
     POOL,
@@ -121,7 +121,7 @@ class Config:
         False, "--pin-cores", None, PROCESSES, "give every process its cores, and print the plan"
     )
     core_plan: str | None = flag(
-        None, "--core-plan", Kind("PLAN", "a core plan", str), PROCESSES,
+        None, "--core-plan", Kind("PLAN", PLAN_EXAMPLES, str, choices=PLAN_NAMES), PROCESSES,
         "shared, split, last, or such as compute=0,io=1; means --pin-cores",
         default_text="shared on 2 cores, last on more",
     )  # fmt: skip

@@ -1,0 +1,101 @@
+"""The texts of `moe-coord help TOPIC`: what a person needs to know to choose, and nothing more.
+
+Texts only. A test keeps every flag they name a real one, and every topic of `commands.TOPICS` here.
+"""
+
+from collections.abc import Mapping
+
+from coordinator.commands import TOPICS
+
+MEMORY = """\
+memory: one budget for everything
+
+  --memory 1500M      what all processes together may use. Left out, it is what the system has
+                      available, or what the container's limit leaves, less a reserve of 8 % or
+                      256 MiB.
+  --pool 800M         the part that holds experts; also 40% of them, or all. Left out, it is
+                      what the budget leaves.
+  --context 4096      tokens of the longest text, question and answer together
+  --kv-type f16       how the memory of the text is kept: f32, f16, or q8_0, the smallest
+  --chunk 256         prompt tokens that are computed together: more is faster and takes more
+  --mlock off         do not ask the system to keep the weights out of swap
+
+The dense weights, which every token needs, are read once and stay. Experts come and go through the
+pool; the more of them it holds, the fewer are read. One token touches some experts in every layer;
+their bytes together are the token cycle. A pool below it holds nothing long enough to be used
+again under the plain rule (see `moe-coord help policies`).
+
+`moe-coord map MODEL` shows how large each part is. What does not fit is refused before anything is
+allocated, with the numbers. Sizes: 800M and 800MiB are 1024 × 1024 × 800 bytes, 800MB is 800
+million."""
+
+CORES = """\
+cores: who runs where
+
+  --pin-cores              give every process its cores, and print the plan
+  --core-plan NAME         shared, split, last, or your own: compute=0,1,io=1
+  --compute-threads 2      threads that multiply; left out, one per core of the plan
+  --io-workers 1           processes that read experts
+  --queue-depth 4          reads that each of them keeps going at once
+  --io-workers 0           no such process: the compute process reads for itself, between its
+                           multiplications, or with --io-threads 2 in threads beside them
+  --single-process         no second process of any kind: what coordination costs shows against it
+
+shared   compute on all cores, everything else on the last one. The default on two cores.
+split    compute on all cores but the last, everything else alone on the last.
+last     the same as split. The default on three cores or more.
+your own a role (compute, io, coordinator, http), =, its cores. What is not named goes with io.
+
+Only the cores that this process may really use count: the affinity mask, the cpuset and the CPU
+quota of the container. Without --pin-cores the system places the processes. On two cores try both:
+a reader that mostly waits for the disk costs compute little, one that copies may cost it half."""
+
+READERS = """\
+readers: how experts come from the disk
+
+  --reader direct     past the page cache, straight into the pool: almost no CPU time, and nothing
+                      is held in memory twice
+  --reader buffered   through the page cache: a second cache for free where memory is left over,
+                      paid with half a CPU second or more per GB
+  --reader auto       tries direct at the size of an expert and falls back to buffered where the
+                      file system refuses; the first lines of a run say what was chosen, and why
+
+  --queue-depth 4     reads in flight per I/O worker; most solid-state disks are at their best from
+                      two on
+  --io-workers 1      processes that read; one is enough for most disks
+
+A file system that refuses direct reads later, in the middle of a run, is no fault: that read and
+all after it go through the page cache. A model file that is written to while it is used ends the
+run, since nothing that was read can be trusted any more."""
+
+POLICIES = """\
+policies: which experts stay when the pool is full
+
+  --policy lru         the expert that was not used for the longest time goes
+  --policy layer-lru   the same within each layer's own share of the pool
+  --policy lfu         the expert that was used least often goes; old uses count less and less
+  --policy slru        like lru, but an expert must be used twice before it can push out one that
+                       was
+  --policy static      what is in the pool first stays; the rest is read each time
+  --policy auto        lru while the pool holds the token cycle, lfu below it
+  --usage FILE         start from the use counts of earlier runs, and save them at the end
+
+The token cycle is what one token touches before it comes back to the first layer; the first lines
+of a run name it. A pool that is smaller makes lru useless: by the time an expert is wanted again,
+it has just been pushed out. Frequency does not have that edge. No policy changes the answer: the
+tokens are the same, only the reads differ."""
+
+TEXTS: Mapping[str, str] = {
+    "memory": MEMORY,
+    "cores": CORES,
+    "readers": READERS,
+    "policies": POLICIES,
+}
+
+
+def topic_text(topic: str | None) -> str:
+    """The text of a topic of `TOPICS`; for None the list of them."""
+    if topic is not None:
+        return TEXTS[topic]
+    lines = [TEXTS[name].splitlines()[0] for name in TOPICS]
+    return "\n".join(["moe-coord help TOPIC, where TOPIC is one of", *[f"  {x}" for x in lines]])
