@@ -21,7 +21,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compute_worker.arch import DENSE_ALIGNMENT, LayerTensors, ModelSpec, dense_bytes
+from compute_worker.arch import (
+    DENSE_ALIGNMENT,
+    LayerTensors,
+    ModelSpec,
+    dense_bytes,
+    float_tensors,
+    matrix_tensors,
+)
 from compute_worker.matrix import Bytes, Floats, Integers, Matrix, dequantise
 from io_worker.gguf_header import ModelFormatError, TensorInfo
 from io_worker.reader import ModelFile
@@ -105,34 +112,43 @@ def load_weights(spec: ModelSpec, files: Sequence[ModelFile], progress: Progress
     rows. Raises `ModelFormatError` where a file ends early, `OSError` for what the disk or the
     memory refuses.
     """
-    total_bytes = dense_bytes(spec)
-    arena = _anonymous(total_bytes)
-    used_bytes = 0
+    arena = _anonymous(dense_bytes(spec))
+    total_bytes = sum(info.n_bytes for info in matrix_tensors(spec) + float_tensors(spec))
+    used_bytes = done_bytes = 0
 
     def take(n_bytes: int) -> Bytes:
         nonlocal used_bytes
-        start, used_bytes = (
-            used_bytes,
-            used_bytes + -(-n_bytes // DENSE_ALIGNMENT) * DENSE_ALIGNMENT,
-        )
+        start = used_bytes
+        used_bytes += -(-n_bytes // DENSE_ALIGNMENT) * DENSE_ALIGNMENT
         return arena[start : start + n_bytes]
+
+    def read(info: TensorInfo, target: Bytes) -> None:
+        nonlocal done_bytes
+        file = files[info.file]
+        for start in range(0, info.n_bytes, READ_BYTES):
+            part = target[start : start + READ_BYTES]
+            _read(file, info, start, part.data)
+            done_bytes += len(part)
+            progress(done_bytes, total_bytes)
+        os.posix_fadvise(file.fd, info.offset, info.n_bytes, os.POSIX_FADV_DONTNEED)
 
     def matrix(info: TensorInfo) -> Matrix:
         data = take(info.n_bytes)
-        _read_whole(files[info.file], info, data)
-        progress(used_bytes, total_bytes)
+        read(info, data)
         return _as_matrix(info, data)
 
     def floats(info: TensorInfo) -> Floats:
-        data = take(4 * math.prod(info.shape)).view(np.float32)
-        raw = data.view(np.uint8) if info.type == F32 else np.empty(info.n_bytes, np.uint8)
-        _read_whole(files[info.file], info, raw)
-        if info.type != F32:
-            data[:] = dequantise(raw, info.type, info.shape[0]).ravel()
-        return data
+        data = take(4 * math.prod(info.shape))
+        if info.type == F32:
+            read(info, data)
+            return data.view(np.float32)
+        raw = np.empty(info.n_bytes, np.uint8)
+        read(info, raw)
+        data.view(np.float32)[:] = dequantise(raw, info.type, info.shape[0]).ravel()
+        return data.view(np.float32)
 
     weights = _assemble(spec, files, _Source(matrix, floats), arena)
-    assert used_bytes == total_bytes, (used_bytes, total_bytes)
+    assert used_bytes == arena.nbytes, (used_bytes, arena.nbytes)
     return weights
 
 
@@ -200,13 +216,6 @@ def _anonymous(n_bytes: int) -> Bytes:
         if error.errno != errno.EINVAL:  # a kernel without transparent huge pages
             raise
     return np.frombuffer(memory, np.uint8)
-
-
-def _read_whole(file: ModelFile, info: TensorInfo, target: Bytes) -> None:
-    view = target.data
-    for start in range(0, info.n_bytes, READ_BYTES):
-        _read(file, info, start, view[start : start + READ_BYTES])
-    os.posix_fadvise(file.fd, info.offset, info.n_bytes, os.POSIX_FADV_DONTNEED)
 
 
 def _read(file: ModelFile, info: TensorInfo, start: int, target: memoryview) -> None:

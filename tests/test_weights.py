@@ -1,0 +1,154 @@
+"""Dense weights in memory, embedding rows, truncated files, locked memory."""
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGUFReader
+from gguf.quants import dequantize
+from gguf_builder import tiny_model
+
+from compute_worker.arch import ModelSpec, dense_bytes, resolve
+from compute_worker.matrix import Matrix, dequantise
+from compute_worker.weights import Weights, load_weights, lock_memory, map_weights
+from io_worker.gguf_header import ModelFormatError
+from io_worker.model_file import open_model
+from io_worker.reader import ModelFile, close_files, open_files
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[ModelSpec, list[ModelFile]]]:
+    model = open_model(path)
+    files = open_files(model.paths)
+    try:
+        yield resolve(model), files
+    finally:
+        close_files(files)
+
+
+def load(spec: ModelSpec, files: list[ModelFile], how: str) -> Weights:
+    if how == "mapped":
+        return map_weights(spec, files)
+    return load_weights(spec, files, lambda done, total: None)
+
+
+def values(matrix: Matrix) -> np.ndarray:
+    return dequantise(matrix.data, matrix.type, matrix.n_cols)
+
+
+@pytest.mark.parametrize("how", ["anonymous", "mapped"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"arch": "olmoe", "quantisation": "Q4_K_M"},
+        {"arch": "qwen3moe", "tied": True, "quantisation": "BF16"},
+        {"arch": "qwen3moe", "split": 3},
+    ],
+)
+def test_every_weight_is_what_the_file_says(
+    tmp_path: Path, options: dict[str, Any], how: str
+) -> None:
+    path = tiny_model(tmp_path / "model.gguf", **options)
+    expected = {
+        tensor.name.removesuffix(".weight"): dequantize(tensor.data, tensor.tensor_type)
+        for part in sorted(tmp_path.glob("*.gguf"))
+        for tensor in GGUFReader(part).tensors
+    }
+    with opened(path) as (spec, files):
+        weights = load(spec, files, how)
+        tokens = np.array([3, 400, 3, 0], np.int32)
+        assert (weights.embedding.rows(tokens) == expected["token_embd"][tokens]).all()
+    assert (weights.output_norm == expected["output_norm"]).all()
+    head = expected["token_embd"] if "tied" in options else expected["output"]
+    assert (values(weights.output) == head).all()
+    for index, layer in enumerate(weights.layers):
+        found = {
+            "attn_norm": layer.attn_norm,
+            "attn_q": values(layer.q),
+            "attn_k": values(layer.k),
+            "attn_v": values(layer.v),
+            "attn_output": values(layer.attn_output),
+            "attn_q_norm": layer.q_norm,
+            "attn_k_norm": layer.k_norm,
+            "ffn_norm": layer.ffn_norm,
+            "ffn_gate_inp": values(layer.router.matrix),
+        }
+        for name, array in found.items():
+            assert array is not None and array.dtype == np.float32
+            assert (array == expected[f"blk.{index}.{name}"]).all(), name
+
+
+def test_the_arena_is_exactly_as_large_as_announced_and_aligned(tmp_path: Path) -> None:
+    with opened(tiny_model(tmp_path / "model.gguf")) as (spec, files):
+        reports: list[tuple[int, int]] = []
+        weights = load_weights(spec, files, lambda done, total: reports.append((done, total)))
+    assert weights.arena.nbytes == dense_bytes(spec)
+    for layer in weights.layers:
+        for matrix in (layer.q, layer.k, layer.v, layer.attn_output, layer.router.matrix):
+            assert matrix.address % 64 == 0
+    assert reports == sorted(reports)
+    assert reports[-1][0] == reports[-1][1] == reports[0][1]
+
+
+def test_a_file_that_was_cut_is_named(tmp_path: Path) -> None:
+    path = tiny_model(tmp_path / "model.gguf")
+    with opened(path) as (spec, files):
+        os.truncate(path, spec.output_norm.offset + 1)
+        with pytest.raises(ModelFormatError, match=r"output.*: expected \d+ bytes, found the end"):
+            load(spec, files, "anonymous")
+
+
+def test_a_renamed_and_deleted_file_goes_on_giving_rows(tmp_path: Path) -> None:
+    path = tiny_model(tmp_path / "model.gguf")
+    with opened(path) as (spec, files):
+        weights = load(spec, files, "anonymous")
+        before = weights.embedding.rows(np.array([7], np.int32))
+        path.unlink()
+        assert (weights.embedding.rows(np.array([7], np.int32)) == before).all()
+
+
+def test_locking_within_the_limit() -> None:
+    memory = np.ones(8192, np.uint8)
+    outcome = lock_memory(memory)
+    assert outcome.needed_bytes == 8192
+    assert outcome.locked_bytes == (0 if outcome.refusal else 8192)
+    assert lock_memory(memory[:0]).refusal == ""
+
+
+LOCK_WITHOUT_RIGHTS = """
+import os, resource, sys
+import numpy as np
+from compute_worker.weights import lock_memory
+limit = int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_MEMLOCK, (limit, limit))
+if os.getuid() == 0:
+    os.setgroups([]); os.setgid(65534); os.setuid(65534)
+outcome = lock_memory(np.ones(1 << 20, np.uint8))
+print(outcome.locked_bytes, outcome.needed_bytes, outcome.refusal)
+"""
+
+
+@pytest.mark.parametrize(("limit", "name"), [(0, "EPERM"), (65536, "ENOMEM")])
+def test_a_refused_lock_says_what_is_needed(limit: int, name: str) -> None:
+    if (
+        resource.getrlimit(resource.RLIMIT_MEMLOCK)[1] not in (-1,)
+        and limit > (resource.getrlimit(resource.RLIMIT_MEMLOCK)[1])
+    ):
+        pytest.skip("the hard limit is smaller than the case")
+    child = subprocess.run(
+        [sys.executable, "-c", LOCK_WITHOUT_RIGHTS, str(limit)],
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    locked, needed, refusal = child.stdout.strip().split(" ", 2)
+    assert (locked, needed) == ("0", str(1 << 20))
+    assert f"({name}): the limit is {limit} bytes, {(1 << 20) - limit} too few" in refusal
