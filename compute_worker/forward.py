@@ -10,7 +10,7 @@ Shapes: T tokens, D model width, H query heads, K key-value heads, hd head width
 A active experts, V vocabulary.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,7 +47,7 @@ def forward(
     weights: Weights,
     batch: Batch,
     hidden: Floats,
-    layers: range,
+    layers: Iterable[int],
     kv: KvCache,
     experts: Experts,
     kernels: Kernels,

@@ -14,7 +14,7 @@ What it guarantees, and a change must keep:
   is confirmed.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -58,7 +58,8 @@ class Residency:
         self.slots = SlotTable(geometry.class_of_slots)
         self.counters = ExpertCounters()
         self.n_needs = 0
-        self._geometry = geometry
+        self.uses: Counter[Key] = Counter()
+        self.geometry = geometry
         self._policy = policy
         self._reads = ReadDispatch()
         self._layer: _Layer | None = None
@@ -92,9 +93,18 @@ class Residency:
             if slot.state is SlotState.LOADING:
                 self.slots.condemn(slot)
             self.slots.lease_again(slot)
-            again.append(self._geometry.read_of(slot))
+            again.append(self.geometry.read_of(slot))
         self._reads.push_front(again)
         return self._dispatch()
+
+    @property
+    def n_loading(self) -> int:
+        """Slabs queued or under way."""
+        return self._reads.n_queued + self._reads.n_under_way
+
+    def n_reading(self, name: str) -> int:
+        """Slabs that a reader was told to read and has not answered for."""
+        return len(self._reads.under_way(name))
 
     def _dispatch(self) -> list[Action]:
         return list(self._reads.dispatch())
@@ -112,10 +122,11 @@ class Residency:
         self.counters.hits += len(hits)
         self.counters.misses += len(misses)
         for use in uses:
+            self.uses[need.layer, use.expert] += use.n_tokens
             self._policy.touch((need.layer, use.expert), self.n_needs)
         loading = self._take_slots(layer, hits, misses)
         actions: list[Action] = [self._first_grant(layer, hits)]
-        self._reads.push(self._geometry.read_of(slot) for slot in loading)
+        self._reads.push(self.geometry.read_of(slot) for slot in loading)
         return actions + self._dispatch()
 
     def handle_release(self, released: tuple[SlotLease, ...]) -> list[Action]:
@@ -190,7 +201,7 @@ class Residency:
         if layer.is_prompt and self.slots.n_of_layer(key[0]) >= self._share_of_layer[key[0]]:
             is_locked = self._is_locked_or_of_another(key[0])
         else:
-            slot = self.slots.take_free(self._geometry.class_of_layer[key[0]])
+            slot = self.slots.take_free(self.geometry.class_of_layer[key[0]])
             if slot is not None:
                 return slot
         victim = self._policy.victim(key, is_locked)
@@ -222,7 +233,7 @@ class Residency:
                 layer.missing.add(expert)
                 self.slots.lease(slot, (layer.need.layer, expert))
                 self.slots.pin(slot)
-                self._reads.push([self._geometry.read_of(slot)])
+                self._reads.push([self.geometry.read_of(slot)])
 
     # Grants
 
@@ -230,16 +241,16 @@ class Residency:
         number = layer.need.layer
         if number in self._may_stand and number not in self._standing:
             everything = [
-                self.slots.find((number, expert)) for expert in range(self._geometry.n_experts)
+                self.slots.find((number, expert)) for expert in range(self.geometry.n_experts)
             ]
             ready = [s for s in everything if s is not None and s.state is SlotState.READY]
-            if len(ready) == self._geometry.n_experts:
+            if len(ready) == self.geometry.n_experts:
                 for slot in hits:
                     self.slots.unpin(slot)
                 self._standing.add(number)
-                locations = tuple(self._geometry.location(slot) for slot in ready)
+                locations = tuple(self.geometry.location(slot) for slot in ready)
                 return ToCompute(Grant(number, locations, (), 0, True))
-        locations = tuple(self._geometry.location(slot) for slot in hits)
+        locations = tuple(self.geometry.location(slot) for slot in hits)
         return ToCompute(Grant(number, locations, (), layer.n_waiting, False))
 
     # Answers of the readers
@@ -261,7 +272,7 @@ class Residency:
         if layer and layer.need.layer == number and expert in layer.missing:
             layer.missing.remove(expert)
             span = ReadSpan(ready.start_ns, ready.stop_ns)
-            grant = Grant(number, (self._geometry.location(slot),), (span,), layer.n_waiting, False)
+            grant = Grant(number, (self.geometry.location(slot),), (span,), layer.n_waiting, False)
             actions.append(ToCompute(grant))
         return actions + self._dispatch()
 
@@ -336,12 +347,12 @@ class Residency:
     def preload(self, keys: Sequence[Key]) -> list[Action]:
         """Read these into free slots before the first step, as far as free slots go."""
         for key in keys:
-            slot = self.slots.take_free(self._geometry.class_of_layer[key[0]])
+            slot = self.slots.take_free(self.geometry.class_of_layer[key[0]])
             if slot is None or self.slots.find(key) is not None:
                 continue
             self.slots.lease(slot, key)
             self._policy.admit(key, self.n_needs)
-            self._reads.push([self._geometry.read_of(slot)])
+            self._reads.push([self.geometry.read_of(slot)])
         return self._dispatch()
 
     def check(self) -> None:

@@ -1,0 +1,234 @@
+"""The compute worker: ``python -P -m compute_worker ARGUMENTS``.
+
+Its whole life: be born, connect, `Hello`, `Welcome`, load the dense weights, `Ready`; then execute
+steps until `Stop`. With ``--io-workers 0`` it also reads the slabs that are addressed to it.
+"""
+
+import json
+import os
+import sys
+import time
+from collections import deque
+from typing import Any
+
+import zmq
+
+from compute_worker.assemble import Assembled, LockRefused, assemble
+from compute_worker.kernels import KernelError
+from compute_worker.link import Stopping
+from compute_worker.settings import ComputeSettings, decode_settings
+from io_worker.gguf_header import ModelFormatError
+from io_worker.read_queue import ReadQueue
+from io_worker.slab_reader import SlabReader
+from shm.birth import Birth, ChildArguments, begin_life, decode_arguments, parent_is_gone
+from shm.codec import MessageError
+from shm.link import LinkError, pair_socket
+from shm.messages import (
+    PROTOCOL_VERSION,
+    Failed,
+    Finished,
+    Heartbeat,
+    Hello,
+    Progress,
+    ReadSlabs,
+    Ready,
+    Step,
+    Stop,
+    Submit,
+    Welcome,
+    decode,
+    encode,
+)
+from shm.pool import PoolError, PoolMapping
+
+HEARTBEAT_SECONDS = 0.5
+WELCOME_TIMEOUT_SECONDS = 30.0
+PROGRESS_INTERVAL_SECONDS = 0.2
+EXIT_CONFIGURATION, EXIT_MODEL, EXIT_RESOURCES, EXIT_INTERNAL = 2, 3, 4, 5
+
+
+class SocketLink:
+    """The coordinator at the other end of a socket, and the slab reads for this process."""
+
+    def __init__(self, socket: "zmq.Socket[bytes]", arguments: ChildArguments) -> None:
+        self._socket = socket
+        self._arguments = arguments
+        self._reads: ReadQueue | None = None
+        self._poller = zmq.Poller()
+        self._poller.register(socket, zmq.POLLIN)
+        self._inbox: deque[Any] = deque()
+        self._n_received = 0
+
+    def read_locally(self, queue: ReadQueue) -> None:
+        """From now on `ReadSlabs` goes to this queue."""
+        self._reads = queue
+        self._poller.register(queue.completion_fd, zmq.POLLIN)
+
+    def send(self, message: Any) -> None:
+        """See `Link`."""
+        try:
+            self._socket.send(encode(message))
+        except zmq.Again as error:
+            raise Stopping from error  # a coordinator that takes nothing for so long is gone
+
+    def receive(self) -> Any:
+        """See `Link`. Sends heartbeats while it waits."""
+        while True:
+            message = self.poll()
+            if message is not None:
+                return message
+            if not self._poller.poll(int(HEARTBEAT_SECONDS * 1000)):
+                if parent_is_gone(self._arguments.parent_pid):
+                    raise Stopping
+                self.send(Heartbeat(self._arguments.process, self._n_received))
+
+    def poll(self) -> Any | None:
+        """See `Link`."""
+        while True:
+            if self._reads is not None:
+                for completion in self._reads.collect():
+                    self.send(completion)
+            if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                return None
+            message = decode(self._socket.recv())
+            self._n_received += 1
+            if isinstance(message, Stop):
+                raise Stopping
+            if not isinstance(message, ReadSlabs):
+                return message
+            if self._reads is None:
+                raise MessageError("link: ReadSlabs, but this process does not read")
+            self._reads.submit(message.reads)
+
+
+def main() -> int:
+    """Exit code of the process."""
+    try:
+        (text,) = sys.argv[1:]
+        arguments = decode_arguments(text)
+    except (ValueError, MessageError) as error:
+        print(f"compute_worker: started by the coordinator only ({error})", file=sys.stderr)
+        return EXIT_CONFIGURATION
+    birth = begin_life(arguments)
+    try:
+        with (
+            zmq.Context(io_threads=1) as context,
+            pair_socket(context, arguments.endpoint, bind=False) as socket,
+        ):
+            return live(arguments, birth, SocketLink(socket, arguments))
+    except LinkError as error:
+        print(f"{arguments.process}: {error}", file=sys.stderr)
+        return EXIT_INTERNAL
+
+
+def live(arguments: ChildArguments, birth: Birth, link: SocketLink) -> int:
+    """From `Hello` to `Stop`; whatever else ends it is told to both ends."""
+    try:
+        settings = greet(arguments, link)
+        if arguments.pool_fd is None:
+            raise MessageError("arguments: the compute worker needs a pool")
+        is_writer = settings.local_reads is not None
+        pool = PoolMapping(arguments.pool_fd, arguments.layout, writable=is_writer)
+        queue = local_queue(settings, pool)
+        if queue is not None:
+            link.read_locally(queue)
+        assembled = assemble(settings, pool, link, progress_teller(link))
+        if not is_writer:
+            pool.populate(writable=False)
+        link.send(Ready(arguments.process, ready_detail(birth, assembled)))
+        serve(link, assembled)
+        return 0
+    except Stopping:
+        return 0
+    except ModelFormatError as error:
+        return fail(arguments, link, EXIT_MODEL, str(error))
+    except KernelError as error:
+        return fail(arguments, link, EXIT_CONFIGURATION, str(error))
+    except (PoolError, LockRefused, MemoryError) as error:
+        return fail(arguments, link, EXIT_RESOURCES, str(error) or "out of memory")
+    except Exception as error:
+        return fail(arguments, link, EXIT_INTERNAL, f"{type(error).__name__}: {error}")
+
+
+def greet(arguments: ChildArguments, link: SocketLink) -> ComputeSettings:
+    """Say who this is and take the settings."""
+    link.send(Hello(PROTOCOL_VERSION, arguments.process, os.getpid(), arguments.token))
+    deadline = time.monotonic() + WELCOME_TIMEOUT_SECONDS
+    while (welcome := link.poll()) is None:
+        if time.monotonic() > deadline:
+            raise MessageError(f"link: no Welcome within {WELCOME_TIMEOUT_SECONDS:.0f} s")
+        time.sleep(0.002)
+    if not isinstance(welcome, Welcome):
+        raise MessageError(f"link: expected Welcome, found {type(welcome).__name__}")
+    if welcome.protocol != PROTOCOL_VERSION:
+        raise MessageError(
+            f"link: expected protocol {PROTOCOL_VERSION}, found {welcome.protocol}; "
+            "all processes must come from one installation"
+        )
+    return decode_settings(welcome.settings)
+
+
+def local_queue(settings: ComputeSettings, pool: PoolMapping) -> ReadQueue | None:
+    """The readers inside this process, if it reads for itself."""
+    reads = settings.local_reads
+    if reads is None:
+        return None
+    reader = SlabReader(settings.files, pool.view, reads.reader, drop_cache=reads.drop_cache)
+    return ReadQueue(reads.n_threads, reader, pool)
+
+
+def progress_teller(link: SocketLink) -> Any:
+    """A callback (phase, done, total) that sends `Progress` a few times a second."""
+    last = 0.0
+
+    def tell(phase: str, done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if done >= total or now - last >= PROGRESS_INTERVAL_SECONDS:
+            last = now
+            link.send(Progress(phase, done, total))
+
+    return tell
+
+
+def ready_detail(birth: Birth, assembled: Assembled) -> str:
+    """What was chosen and measured at start, as JSON."""
+    return json.dumps(
+        {
+            "kernels": assembled.kernels.name,
+            "cores": birth.cores,
+            "warnings": [*birth.warnings, *assembled.warnings],
+            "dense_bytes": assembled.dense_bytes,
+            "locked_bytes": assembled.locked_bytes,
+        }
+    )
+
+
+def serve(link: SocketLink, assembled: Assembled) -> None:
+    """Execute until `Stop`."""
+    engine, feed = assembled.engine, assembled.feed
+    while True:
+        message = link.receive()
+        match message:
+            case Step():
+                link.send(engine.step(message))
+            case Submit():
+                engine.submit(message)
+            case Finished(request):
+                engine.finish(request)
+            case _:
+                feed.note(message)
+
+
+def fail(arguments: ChildArguments, link: SocketLink, exit_code: int, text: str) -> int:
+    """Tell the coordinator and standard error why this process ends."""
+    print(f"{arguments.process}: {text}", file=sys.stderr, flush=True)
+    try:
+        link.send(Failed(arguments.process, exit_code, text))
+    except (Stopping, zmq.ZMQError) as error:
+        print(f"{arguments.process}: cannot tell the coordinator: {error}", file=sys.stderr)
+    return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,207 @@
+"""The compute worker's state: sequences, their KV blocks, and the step that runs.
+
+It executes the steps that the coordinator composed and answers each with what was drawn and where
+the time went. Between two layers it looks for `Cancel`. It knows token ids only, decides nothing
+about slots, and touches no socket (see `link`).
+"""
+
+import resource
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from compute_worker.feed import ExpertFeed, StepCancelled
+from compute_worker.forward import Batch, Experts, embed, forward, logits
+from compute_worker.kept import KeptPrompt
+from compute_worker.kernels import Kernels
+from compute_worker.kv import KvCache, n_blocks_needed
+from compute_worker.link import Link
+from compute_worker.matrix import Floats, Integers
+from compute_worker.sampling import SequenceSampler
+from compute_worker.weights import Weights
+from shm.messages import Sampled, Slice, Step, StepDone, StepTimes, Submit
+
+N_RECENT_TOKENS = 64  # of a prompt slice: what they use is what the answer will use first
+
+
+@dataclass(slots=True)
+class Sequence:
+    """One sequence. `tokens` are those of the prompt and those drawn; `blocks` hold its KV."""
+
+    submit: Submit
+    sampler: SequenceSampler
+    tokens: list[int]
+    blocks: list[int] = field(default_factory=list)
+    kept: KeptPrompt | None = None
+
+
+class Engine:
+    """Executes `Step` over the sequences that `Submit` began."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        kernels: Kernels,
+        kv: KvCache,
+        feed: ExpertFeed,
+        link: Link,
+        on_kept: Callable[[KeptPrompt], None] | None = None,
+    ) -> None:
+        self.n_layers_done = 0  # for heartbeats
+        self._weights = weights
+        self._kernels = kernels
+        self._kv = kv
+        self._feed = feed
+        self._link = link
+        self._on_kept = on_kept
+        self._sequences: dict[int, Sequence] = {}
+        self._partial: dict[tuple[Slice, ...], Floats] = {}  # hidden state of a cut prompt chunk
+
+    def submit(self, submit: Submit) -> None:
+        """Begin a sequence; nothing is computed yet."""
+        kept = KeptPrompt() if submit.keep_logits else None
+        sampler = SequenceSampler(submit.sampling, submit.prompt)
+        self._sequences[submit.request] = Sequence(submit, sampler, list(submit.prompt), kept=kept)
+
+    def finish(self, request: int) -> None:
+        """Forget a sequence and free its KV blocks."""
+        sequence = self._sequences.pop(request, None)
+        if sequence is None:
+            return
+        for block in sequence.blocks:
+            self._kv.free(block)
+        stale = [key for key in self._partial if any(part.request == request for part in key)]
+        for key in stale:
+            del self._partial[key]
+        if sequence.kept is not None and self._on_kept is not None:
+            self._on_kept(sequence.kept)
+
+    def step(self, step: Step) -> StepDone:
+        """Execute one step. A cancelled step leaves the KV of finished tokens as it was."""
+        started_ns = time.monotonic_ns()
+        faults = _faults()
+        self._feed.begin_step(step.step, self._recent(step))
+        sampled: tuple[Sampled, ...] = ()
+        cancelled = False
+        try:
+            sampled = self._run(step)
+        except StepCancelled:
+            self._feed.forget()
+            cancelled = True
+        self._kernels.park()
+        wall_ns = time.monotonic_ns() - started_ns
+        waiting = self._feed.waiting
+        major, minor = (now - then for now, then in zip(_faults(), faults, strict=True))
+        times = StepTimes(
+            wall_ns,
+            max(0, wall_ns - waiting.disk_ns - waiting.coordination_ns),
+            waiting.disk_ns,
+            waiting.coordination_ns,
+            major,
+            minor,
+        )
+        released = self._feed.take_released()
+        return StepDone(step.step, sampled, times, self._feed.standing_uses, released, cancelled)
+
+    def _run(self, step: Step) -> tuple[Sampled, ...]:
+        batch = self._batch(step)
+        if step.first_layer == 0:
+            hidden = embed(self._weights, batch)  # (T, D)
+        else:
+            hidden = self._partial.pop(_key(step))
+        layers = self._layers(step)
+        experts = self._experts(step)
+        hidden = forward(self._weights, batch, hidden, layers, self._kv, experts, self._kernels)
+        if step.stop_layer < self._weights.spec.n_layers:
+            self._partial[_key(step)] = hidden
+            return ()
+        return self._sample(step, hidden)
+
+    def _layers(self, step: Step) -> Iterator[int]:
+        """The layers of a step, one by one: before each, `Cancel` may end it."""
+        for layer in range(step.first_layer, step.stop_layer):
+            self._look_for_cancel(step)
+            yield layer
+            self.n_layers_done += 1
+
+    def _experts(self, step: Step) -> Experts:
+        kept = self._sequences[step.slices[0].request].kept
+        if kept is None:
+            return self._feed
+
+        def keep_and_feed(layer: int, x: Floats, chosen: Integers, weights: Floats) -> Floats:
+            kept.add_chosen(layer, chosen)
+            return self._feed(layer, x, chosen, weights)
+
+        return keep_and_feed
+
+    def _batch(self, step: Step) -> Batch:
+        """Token ids, positions and block tables of the slices; allocates the blocks they need."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        owners: list[int] = []
+        for index, part in enumerate(step.slices):
+            sequence = self._sequences[part.request]
+            stop = part.start + part.n_tokens
+            while len(sequence.blocks) < n_blocks_needed(stop):
+                sequence.blocks.append(self._kv.allocate())
+            tokens += sequence.tokens[part.start : stop]
+            positions += range(part.start, stop)
+            owners += [index] * part.n_tokens
+        blocks = [self._sequences[part.request].blocks for part in step.slices]
+        tables = np.zeros((len(blocks), max(map(len, blocks))), np.int32)  # (S, max_blocks)
+        for index, own in enumerate(blocks):
+            tables[index, : len(own)] = own
+        return Batch(
+            np.array(tokens, np.int32),
+            np.array(positions, np.int32),
+            np.array(owners, np.int32),
+            tables,
+        )
+
+    def _recent(self, step: Step) -> npt.NDArray[np.bool_] | None:
+        """Marks (T,) the last tokens of prompt slices; None where there is no prompt."""
+        marks = []
+        for part in step.slices:
+            is_prompt = part.start < len(self._sequences[part.request].submit.prompt)
+            n_recent = min(part.n_tokens, N_RECENT_TOKENS) if is_prompt else 0
+            marks += [False] * (part.n_tokens - n_recent) + [True] * n_recent
+        return np.array(marks) if any(marks) else None
+
+    def _look_for_cancel(self, step: Step) -> None:
+        while (message := self._link.poll()) is not None:
+            self._feed.note(message)
+        cancelled = [part for part in step.slices if self._feed.is_cancelled(part.request)]
+        if cancelled:
+            raise StepCancelled
+
+    def _sample(self, step: Step, hidden: Floats) -> tuple[Sampled, ...]:
+        """Draw the next token of every slice that asks for one."""
+        last = np.cumsum([part.n_tokens for part in step.slices]) - 1
+        kept = self._sequences[step.slices[0].request].kept
+        if kept is not None:
+            kept.add_logits(logits(self._weights, hidden, self._kernels))
+        wanted = [(part, row) for part, row in zip(step.slices, last, strict=True) if part.sample]
+        if not wanted:
+            return ()
+        scores = logits(self._weights, hidden[[row for _, row in wanted]], self._kernels)  # (n, V)
+        drawn = []
+        for (part, _), row_scores in zip(wanted, scores, strict=True):
+            sequence = self._sequences[part.request]
+            token, logprob = sequence.sampler.sample(row_scores)
+            sequence.tokens.append(token)
+            drawn.append(Sampled(part.request, token, logprob))
+        return tuple(drawn)
+
+
+def _key(step: Step) -> tuple[Slice, ...]:
+    """Names a cut chunk: its parts differ only in whether they sample."""
+    return tuple(Slice(part.request, part.start, part.n_tokens, False) for part in step.slices)
+
+
+def _faults() -> tuple[int, int]:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_majflt, usage.ru_minflt

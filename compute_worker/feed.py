@@ -1,0 +1,217 @@
+"""Feeds the forward pass with experts: asks for a layer's, computes them as they are granted.
+
+One `Need` per layer; what is resident is granted at once and computed while the rest is read, in
+one kernel call; each miss is computed as it lands. Outputs are kept per (token, expert) and summed
+in ascending expert id, so the order of arrival never shows in a result.
+
+This module does not know where slabs come from or who decides. Rule to keep: an expert's bytes are
+touched only between its grant and its release.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from compute_worker.forward import combine, group_by_expert
+from compute_worker.kernels import Kernels
+from compute_worker.link import Link
+from compute_worker.matrix import Addresses, ExpertShape, Floats, Integers
+from io_worker.slabs import LayerSlabs, SlabTable
+from shm.messages import (
+    Abort,
+    Cancel,
+    ExpertUse,
+    Grant,
+    Location,
+    Need,
+    ReadSpan,
+    Release,
+    Revoke,
+    SlotLease,
+)
+from shm.pool import PoolMapping
+
+Now = Callable[[], int]
+
+
+class StepCancelled(Exception):
+    """The running step must not go on: its sequence was cancelled or an expert cannot be had."""
+
+
+class SlotMismatch(Exception):
+    """A granted slot does not hold what the grant says: a fault of ours."""
+
+
+@dataclass(slots=True)
+class Waiting:
+    """Nanoseconds of one step that compute spent waiting, by reason."""
+
+    disk_ns: int = 0
+    coordination_ns: int = 0
+
+
+@dataclass(slots=True)
+class _Waits:
+    """Waits of one layer, and when its reads were under way."""
+
+    waits: list[tuple[int, int]] = field(default_factory=list)
+    reads: list[ReadSpan] = field(default_factory=list)
+
+
+class ExpertFeed:
+    """The `experts` callable of the forward pass, over a link and the pool."""
+
+    def __init__(
+        self,
+        link: Link,
+        pool: PoolMapping,
+        slabs: SlabTable,
+        n_active: int,
+        kernels: Kernels,
+        now: Now = time.monotonic_ns,
+    ) -> None:
+        self.waiting = Waiting()
+        self.standing_uses = 0
+        self.released: list[SlotLease] = []  # computed, not told yet
+        self._link = link
+        self._pool = pool
+        self._kernels = kernels
+        self._now = now
+        self._n_active = n_active
+        self._base = int(np.frombuffer(pool.view, np.uint8).__array_interface__["data"][0])
+        self._shapes = {layer.layer: _shape(layer) for layer in slabs.layers}
+        self._standing: dict[int, Addresses] = {}  # layer -> (E, 3)
+        self._step = 0
+        self._recent: npt.NDArray[np.bool_] | None = None
+        self._cancelled: set[int] = set()
+
+    def begin_step(self, step: int, recent: npt.NDArray[np.bool_] | None) -> None:
+        """A step begins; `recent` (T,) marks the last tokens of prompt slices, None: no prompt."""
+        self._step = step
+        self._recent = recent
+        self.waiting = Waiting()
+        self.standing_uses = 0
+
+    def take_released(self) -> tuple[SlotLease, ...]:
+        """Leases that the next message gives back."""
+        released, self.released = tuple(self.released), []
+        return released
+
+    def forget(self) -> None:
+        """The step ended early: the coordinator releases everything by itself."""
+        self.released = []
+
+    def note(self, message: object) -> None:
+        """Take a message that is not a `Grant`: it may end the step at the next layer boundary."""
+        match message:
+            case Cancel(request):
+                self._cancelled.add(request)
+            case Revoke(layers):
+                for layer in layers:
+                    self._standing.pop(layer, None)
+            case Abort(step):
+                if step == self._step:
+                    raise StepCancelled
+
+    def is_cancelled(self, request: int) -> bool:
+        """Whether `Cancel` came for the request; asked once, forgotten then."""
+        if request in self._cancelled:
+            self._cancelled.discard(request)
+            return True
+        return False
+
+    def __call__(self, layer: int, x: Floats, chosen: Integers, weights: Floats) -> Floats:
+        """Experts of one layer: x (T, D), chosen (T, A) ascending ids, weights (T, A) -> (T, D)."""
+        out = np.empty((chosen.size, x.shape[1]), np.float32)  # (T*A, D)
+        pairs = group_by_expert(chosen)
+        standing = self._standing.get(layer)
+        if standing is not None:
+            self.standing_uses += len(pairs)
+            self._compute(layer, standing[list(pairs)], list(pairs.values()), x, out)
+        else:
+            self._compute_granted(layer, pairs, x, out)
+        return combine(out, weights)  # (T, D)
+
+    def _compute_granted(
+        self, layer: int, pairs: dict[int, Integers], x: Floats, out: Floats
+    ) -> None:
+        sent_ns = self._now()
+        uses = self._uses(pairs)
+        self._link.send(Need(self._step, layer, uses, (), self.take_released()))
+        timing = _Waits()
+        while pairs:
+            grant = self._next_grant(layer, sent_ns, timing)
+            mine = [location for location in grant.locations if location.expert in pairs]
+            addresses = np.array([self._addresses(layer, found) for found in mine], np.uint64)
+            if grant.standing:
+                everything = [self._addresses(layer, found) for found in grant.locations]
+                self._standing[layer] = np.array(everything, np.uint64)  # (E, 3)
+            if mine:
+                wanted = [pairs.pop(location.expert) for location in mine]
+                self._compute(layer, addresses, wanted, x, out)
+            if not grant.standing:
+                self.released += [location.lease for location in mine]
+            if grant.n_waiting and self.released:  # somebody waits for these slots: do not delay
+                self._link.send(Release(self.take_released()))
+            sent_ns = self._now()
+        _account(timing, self.waiting)
+
+    def _uses(self, pairs: dict[int, Integers]) -> tuple[ExpertUse, ...]:
+        if self._recent is None:
+            return tuple([ExpertUse(expert, len(own), 0) for expert, own in pairs.items()])
+        recent = self._recent.repeat(self._n_active)  # (T*A,)
+        return tuple(
+            [
+                ExpertUse(expert, len(own), int(np.count_nonzero(recent[own])))
+                for expert, own in pairs.items()
+            ]
+        )
+
+    def _next_grant(self, layer: int, since_ns: int, timing: _Waits) -> Grant:
+        while True:
+            message = self._link.receive()
+            if isinstance(message, Grant):
+                timing.waits.append((since_ns, self._now()))
+                timing.reads.extend(message.reads)
+                if message.layer != layer:
+                    raise SlotMismatch(f"grant for layer {message.layer}, expected {layer}")
+                return message
+            self.note(message)
+
+    def _addresses(self, layer: int, location: Location) -> tuple[int, int, int]:
+        lease = location.lease
+        if not self._pool.holds(lease.slot, lease.generation, layer, location.expert):
+            raise SlotMismatch(
+                f"slot {lease.slot}: expected generation {lease.generation} with layer {layer}, "
+                f"expert {location.expert}; its header says something else"
+            )
+        base = self._base
+        return (base + location.gate, base + location.up, base + location.down)
+
+    def _compute(
+        self, layer: int, addresses: Addresses, pairs: list[Integers], x: Floats, out: Floats
+    ) -> None:
+        shape = self._shapes[layer]
+        self._kernels.expert_blocks(shape, addresses, pairs, self._n_active, x, out)
+
+
+def _shape(layer: LayerSlabs) -> ExpertShape:
+    gate, up, down = layer.gate, layer.up, layer.down
+    return ExpertShape(gate.type, up.type, down.type, gate.n_cols, gate.n_rows)
+
+
+def _account(timing: _Waits, waiting: Waiting) -> None:
+    """Split the waits of a layer: disk while one of its reads was under way, else coordination."""
+    merged: list[tuple[int, int]] = []
+    for span in sorted(timing.reads, key=lambda span: span.start_ns):
+        if merged and span.start_ns <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], span.stop_ns))
+        else:
+            merged.append((span.start_ns, span.stop_ns))
+    for start, stop in timing.waits:
+        disk = sum(max(0, min(stop, b) - max(start, a)) for a, b in merged)
+        waiting.disk_ns += disk
+        waiting.coordination_ns += stop - start - disk

@@ -1,0 +1,121 @@
+"""Entry of ``moe-coord``: parse, do what was asked, make every error one line and an exit code.
+
+0 done, 2 configuration, 3 model file, 4 resources, 5 internal, 130 and 143 signals.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from coordinator.budget import ResourceError
+from coordinator.command_line import parse
+from coordinator.commands import (
+    Command,
+    CompletionCommand,
+    EvalCommand,
+    HelpCommand,
+    MapCommand,
+    SynthCommand,
+)
+from coordinator.completion import completion_script
+from coordinator.config import Config
+from coordinator.engine import EngineError
+from coordinator.evaluate import evaluate
+from coordinator.flag_values import ConfigError
+from coordinator.generate import generate
+from coordinator.launch import ONE_THREAD
+from coordinator.model_map import show_map
+from coordinator.runner import Running, running
+from coordinator.slot_classes import PoolTooSmallError
+from coordinator.tokenizer import TokenizerError
+from coordinator.topics import topic_text
+from io_worker.gguf_header import ModelFormatError
+from io_worker.reader import ModelFileError
+from shm.link import LinkError
+from shm.pool import PoolError
+
+EXIT_CODES: dict[type[Exception], int] = {
+    ConfigError: 2,
+    PoolTooSmallError: 2,
+    ModelFormatError: 3,
+    ModelFileError: 3,
+    TokenizerError: 3,
+    ResourceError: 4,
+    PoolError: 4,
+    LinkError: 4,
+    MemoryError: 4,
+    OSError: 4,
+}
+EXIT_INTERNAL = 5
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns the exit code."""
+    typed = sys.argv[1:] if arguments is None else arguments
+    return reported(lambda: dispatch(parse(typed), typed))
+
+
+def reported(job: Callable[[], int]) -> int:
+    """Run a job; its errors become one line on standard error and an exit code."""
+    try:
+        return job()
+    except EngineError as error:
+        return _say(str(error), error.exit_code)
+    except tuple(EXIT_CODES) as error:
+        code = next(code for kind, code in EXIT_CODES.items() if isinstance(error, kind))
+        return _say(str(error), code)
+    except KeyboardInterrupt:
+        return 130
+
+
+def dispatch(command: Command, typed: Sequence[str]) -> int:
+    """Do what was asked."""
+    match command:
+        case Config(single_process=True):
+            _become_single_process(typed)
+        case EvalCommand(config) if config.single_process:
+            _become_single_process(typed)
+        case Config() | EvalCommand():
+            return run_engine(command, running)
+        case MapCommand():
+            show_map(command, sys.stdout)
+            return 0
+        case SynthCommand():
+            _become("coordinator.synth", typed)
+        case HelpCommand(topic):
+            print(topic_text(topic))
+            return 0
+        case CompletionCommand(shell):
+            print(completion_script(shell))
+            return 0
+    raise AssertionError(f"no rule for {command!r}")
+
+
+def run_engine(command: Config | EvalCommand, running: Running) -> int:
+    """A job that needs the engine."""
+    if isinstance(command, EvalCommand):
+        return evaluate(command, running)
+    return generate(command, running)
+
+
+def _become_single_process(typed: Sequence[str]) -> NoReturn:
+    """Numerical libraries read their thread counts when they are loaded: a clean exec sets them."""
+    _become("coordinator.single_process", typed)
+
+
+def _become(module: str, typed: Sequence[str]) -> NoReturn:
+    os.execve(
+        sys.executable,
+        [sys.executable, "-P", "-m", module, *typed],
+        {**os.environ, **ONE_THREAD},
+    )
+
+
+def _say(text: str, code: int) -> int:
+    print(f"moe-coord: error: {text}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

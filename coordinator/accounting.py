@@ -1,0 +1,39 @@
+"""Memory and I/O of our processes as the kernel counts them.
+
+Accounted memory is what a budget must hold: anonymous memory and page tables of every process, and
+the allocated bytes of the pool once. Page cache is the system's, not ours.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from shm.pool import allocated_bytes
+
+
+def private_bytes(pid: int) -> int:
+    """RssAnon + VmPTE of a process; 0 when it is gone. Fields of proc(5) status are in KiB."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    wanted = (fields.get(name, "0 kB") for name in ("RssAnon", "VmPTE"))
+    return sum(int(value.split()[0]) * 1024 for value in wanted)
+
+
+def accounted_bytes(pids: Iterable[int], pool_fd: int) -> int:
+    """What all our processes hold now."""
+    return sum(private_bytes(pid) for pid in pids) + allocated_bytes(pool_fd)
+
+
+def io_progress(pid: int) -> tuple[int, ...]:
+    """Counters of /proc/<pid>/io that move when slabs are read; empty when it is gone.
+
+    Bytes count in units of 64 KiB: sockets and eventfds move `rchar` by a few bytes too.
+    """
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return ()
+    fields = dict(line.split(":", 1) for line in lines)
+    return tuple(int(fields[name]) >> 16 for name in ("rchar", "read_bytes"))

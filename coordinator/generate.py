@@ -1,0 +1,229 @@
+"""The main job: a prompt in, text out, token by token, and one summary line at the end."""
+
+import dataclasses
+import json
+import secrets
+import sys
+from typing import Any
+
+from coordinator.actions import Ended
+from coordinator.command_line import prompt_text
+from coordinator.config import Config
+from coordinator.engine import EngineError
+from coordinator.flag_values import ConfigError
+from coordinator.machine import read_machine
+from coordinator.runner import Runner, Running
+from coordinator.setup import Setup, prepared
+from coordinator.signals import Signals
+from coordinator.state import EndRequest, NewRequest
+from coordinator.tally import Tally, record, summary
+from coordinator.terminal import Terminal, TextOutput
+from coordinator.text_stream import TextStream
+from coordinator.tokenizer import Tokenizer, build_tokenizer
+from coordinator.usage import write_usage
+from shm.messages import Sampled, Sampling, StepDone, Submit
+
+MAX_SEED = 2**31 - 1
+EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_TERMINATED = 5, 130, 143
+
+
+class Answer:
+    """The listener of one request: prints its text as it comes, and counts."""
+
+    def __init__(
+        self, request: int, stream: TextStream | None, out: TextOutput | None, tally: Tally
+    ) -> None:
+        self.tokens: list[int] = []
+        self.text = ""
+        self.tally = tally
+        self.ended: Ended | None = None
+        self._request = request
+        self._stream = stream
+        self._out = out
+
+    def on_tokens(self, sampled: tuple[Sampled, ...]) -> list[EndRequest]:
+        """See `Listener`."""
+        ends = []
+        for drawn in sampled:
+            self.tokens.append(drawn.token)
+            self.tally.add_token()
+            if self._stream is not None:
+                self._print(self._stream.push(drawn.token))
+                if self._stream.stopped is not None:
+                    ends.append(EndRequest(self._request, "stop"))
+        if self._out is not None and self._out.is_closed and not ends:
+            ends.append(EndRequest(self._request, "cancelled"))
+        return ends
+
+    def on_ended(self, ended: Ended) -> None:
+        """See `Listener`."""
+        self.ended = ended
+        if self._stream is not None:
+            self._print(self._stream.finish())
+
+    def on_step(self, done: StepDone) -> None:
+        """See `Listener`."""
+        self.tally.add_step(done)
+
+    def _print(self, piece: str) -> None:
+        self.text += piece
+        if self._out is not None:
+            self._out.write(piece)
+
+
+def generate(config: Config, running: Running) -> int:
+    """Run the main job; returns the exit code. Raises what `prepared` and the engine raise."""
+    with Terminal(quiet=config.json) as terminal, Signals() as signals:
+        prompt = prompt_text(config, sys.stdin.buffer)
+        has_prompt = prompt is not None or config.prompt_tokens is not None
+        with prepared(config, read_machine()) as setup:
+            tokenizer = _tokenizer(setup, needed=config.prompt_tokens is None)
+            first = prompt_tokens(setup, tokenizer, prompt) if has_prompt else None
+            for line in setup.lines():
+                terminal.line(line)
+            warning = setup.plan.warning()
+            if warning and setup.config.policy == "lru":
+                terminal.warning(warning)
+            with running(setup, terminal, signals) as runner:
+                try:
+                    if first is not None:
+                        return _answer(runner, tokenizer, first, 1)
+                    return _serve_prompts(runner, tokenizer)
+                finally:
+                    _save_usage(runner)
+
+
+def _tokenizer(setup: Setup, *, needed: bool) -> Tokenizer | None:
+    """The model's tokenizer; with `--tokens` a file without one still works."""
+    if not needed and "tokenizer.ggml.tokens" not in setup.model.metadata:
+        return None
+    return build_tokenizer(setup.model.metadata, str(setup.config.model))
+
+
+def prompt_tokens(setup: Setup, tokenizer: Tokenizer | None, prompt: str | None) -> list[int]:
+    """The prompt as ids, checked against vocabulary and context. Raises `ConfigError`."""
+    if setup.config.prompt_tokens is not None:
+        tokens = list(setup.config.prompt_tokens)
+    else:
+        assert prompt is not None and tokenizer is not None
+        tokens = tokenizer.encode(prompt, add_special=True, parse_special=True)
+    size = setup.spec.vocabulary_size
+    beyond = [token for token in tokens if token >= size]
+    if beyond:
+        raise ConfigError(
+            f"--tokens: expected ids below {size} (the vocabulary), found {beyond[0]}; "
+            "give other ids"
+        )
+    if not tokens:
+        raise ConfigError("--prompt: expected some text, found none; give a prompt")
+    limit = setup.plan.context_tokens
+    if len(tokens) >= limit:
+        raise ConfigError(
+            f"--prompt: expected fewer than {limit} tokens (the context), found {len(tokens)}; "
+            "shorten it, or use a larger --context"
+        )
+    return tokens
+
+
+def _answer(runner: Runner, tokenizer: Tokenizer | None, tokens: list[int], request: int) -> int:
+    """Generate one answer, print it, sum it up; returns the exit code."""
+    config = runner.setup.config
+    seed = config.seed if config.seed is not None else secrets.randbelow(MAX_SEED)
+    if config.seed is None and config.temperature > 0:
+        runner.terminal.line(f"seed: {seed}")
+    out = None if config.json else TextOutput()
+    stream = TextStream(tokenizer, config.stop) if tokenizer is not None else None
+    answer = Answer(request, stream, out, Tally(len(tokens)))
+    stop_ids = frozenset() if config.ignore_eos or not tokenizer else tokenizer.stop_ids
+    submit = Submit(
+        request, tuple(tokens), _sampling(config, seed), runner.setup.plan.context_tokens, False
+    )
+    runner.run(NewRequest(submit, config.max_tokens, stop_ids), answer)
+    if out is not None and tokenizer is None:
+        out.write(" ".join(map(str, answer.tokens)))
+    if out is not None:
+        out.write("\n")
+    return _report(runner, answer, seed)
+
+
+def _sampling(config: Config, seed: int) -> Sampling:
+    return Sampling(
+        float(config.temperature),
+        config.top_k,
+        float(config.top_p),
+        float(config.min_p),
+        float(config.repeat_penalty),
+        seed,
+    )
+
+
+def _report(runner: Runner, answer: Answer, seed: int) -> int:
+    """Summary or JSON; the exit code that the way it ended asks for."""
+    ended = answer.ended
+    assert ended is not None
+    setup = runner.setup
+    if setup.config.json:
+        print(json.dumps(_record(runner, answer, seed), ensure_ascii=False))
+    elif ended.error is None:
+        runner.terminal.line(summary(answer.tally, runner.counters))
+    if ended.error is not None:
+        raise EngineError(EXIT_INTERNAL, ended.error)
+    if runner.signals.exit_code is not None:
+        return runner.signals.exit_code
+    return 0
+
+
+def _record(runner: Runner, answer: Answer, seed: int) -> dict[str, Any]:
+    setup, ended = runner.setup, answer.ended
+    assert ended is not None
+    settings = {
+        key: value if isinstance(value, bool | int | float | str | None) else str(value)
+        for key, value in dataclasses.asdict(setup.config).items()
+    }
+    return {
+        "model": str(setup.config.model),
+        "prompt_tokens": answer.tally.n_prompt,
+        "tokens": answer.tokens,
+        "text": answer.text,
+        "stop_reason": ended.reason,
+        **({"error": ended.error} if ended.error else {}),
+        **record(answer.tally, runner.counters, setup, runner.peak_bytes),
+        "settings": {**settings, "seed": seed, "reads_in_flight": setup.reads_in_flight},
+    }
+
+
+def _serve_prompts(runner: Runner, tokenizer: Tokenizer | None) -> int:
+    """Without a prompt: a terminal is asked for one a line, else wait for a signal."""
+    if not sys.stdin.isatty():
+        runner.terminal.line("ready; no prompt given: waiting for SIGTERM")
+        runner.idle_until_signal()
+        return runner.signals.exit_code or 0
+    runner.terminal.line("ready; one prompt a line, Ctrl-D ends")
+    request = 0
+    while (line := runner.read_line("> ")) is not None:
+        if not line.strip():
+            continue
+        request += 1
+        try:
+            tokens = prompt_tokens(runner.setup, tokenizer, line)
+        except ConfigError as error:
+            runner.terminal.warning(str(error))
+            continue
+        code = _answer(runner, tokenizer, tokens, request)
+        if code:
+            return code
+    return runner.signals.exit_code or 0
+
+
+def _save_usage(runner: Runner) -> None:
+    """Add what was used to the counts of `--usage` and save them."""
+    path = runner.setup.config.usage
+    if path is None:
+        return
+    usage = runner.setup.usage
+    for key, n_uses in runner.uses.items():
+        usage.counts[key] = usage.counts.get(key, 0.0) + n_uses
+    try:
+        write_usage(path, usage)
+    except OSError as error:
+        runner.terminal.warning(f"--usage: cannot save {path}: {error.strerror}")

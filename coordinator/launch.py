@@ -1,0 +1,133 @@
+"""Starts child processes: the only module that does.
+
+Every spawn is a clean exec (never a fork that goes on), binds a fresh endpoint in a fresh 0700
+directory, and gets its descriptors by `pass_fds`. ``-P`` keeps a stray ``shm.py`` in the user's
+folder from being imported. Thread counts of numerical libraries are set in the child's environment,
+before it can import one. After `Hello` nothing of the endpoint is left on the disk.
+
+Children must be started from the main thread: the kernel sends their death signal when the thread
+that started them ends.
+"""
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+
+from shm.birth import ChildArguments, encode_arguments
+from shm.link import endpoint_in, make_socket_directory, pair_socket, remove_socket_directory
+from shm.pool import PoolLayout
+
+Context = zmq.Context["zmq.Socket[bytes]"]
+
+# BLAS and OpenMP must not start threads of their own: the kernels bring theirs
+ONE_THREAD = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "VECLIB_MAXIMUM_THREADS": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """What to start. `settings` answers its `Hello`."""
+
+    name: str  # "io0", …, "compute"
+    module: str
+    cores: tuple[int, ...]
+    pool_fd: int
+    layout: PoolLayout
+    file_fds: tuple[int, ...]
+    other_fds: tuple[int, ...]
+    settings: bytes
+
+
+@dataclass(slots=True)
+class Child:
+    """A running child. `is_ready` from its `Ready` on; `detail` is what that said."""
+
+    spec: ChildSpec
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    socket: "zmq.Socket[bytes]"
+    token: str
+    directory: Path
+    started_ns: int
+    is_ready: bool = False
+    said_hello: bool = False
+    n_done: int = 0  # of its last `Heartbeat`
+    detail: dict[str, object] = field(default_factory=dict)
+    failure: tuple[int, str] | None = None  # exit code and text of its `Failed`
+    was_killed: bool = False  # by us
+
+    @property
+    def name(self) -> str:
+        """Its name in messages and metrics."""
+        return self.spec.name
+
+    @property
+    def warnings(self) -> list[str]:
+        """What it could not have at its start."""
+        found = self.detail.get("warnings")
+        return [str(text) for text in found] if isinstance(found, list) else []
+
+    def remove_endpoint(self) -> None:
+        """Socket file and directory, once the child is connected or gone."""
+        remove_socket_directory(self.directory)
+
+    def kill(self) -> None:
+        """SIGKILL; the death is seen like any other."""
+        self.was_killed = True
+        signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def close(self) -> int:
+        """Reap it (it is dead), close what belongs to it; returns its exit code."""
+        code = self.process.wait()
+        self.remove_endpoint()
+        self.socket.close()
+        os.close(self.pidfd)
+        return code
+
+
+def start_child(context: Context, spec: ChildSpec, now_ns: int) -> Child:
+    """Start one child; raises `LinkError` or `OSError` (EAGAIN: a process limit)."""
+    assert threading.current_thread() is threading.main_thread(), "children die with this thread"
+    directory = make_socket_directory()
+    token = secrets.token_hex(16)
+    try:
+        socket = pair_socket(context, endpoint_in(directory), bind=True)
+    except BaseException:
+        remove_socket_directory(directory)
+        raise
+    arguments = ChildArguments(
+        process=spec.name,
+        endpoint=endpoint_in(directory),
+        token=token,
+        parent_pid=os.getpid(),
+        cores=spec.cores,
+        pool_fd=spec.pool_fd,
+        layout=spec.layout,
+        file_fds=spec.file_fds,
+    )
+    command = [sys.executable, "-P", "-m", spec.module, encode_arguments(arguments)]
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # standard output is for generated text only
+            pass_fds=(spec.pool_fd, *spec.file_fds, *spec.other_fds),
+            env={**os.environ, **ONE_THREAD},
+        )
+    except BaseException:
+        socket.close()
+        remove_socket_directory(directory)
+        raise
+    pidfd = os.pidfd_open(process.pid)
+    return Child(spec, process, pidfd, socket, token, directory, now_ns)

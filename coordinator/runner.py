@@ -1,0 +1,189 @@
+"""Runs requests one after another on an engine: what the command line's jobs stand on.
+
+`Runner` is what a job sees. `running` gives one with processes; ``--single-process`` brings its
+own (`single_process`).
+"""
+
+import contextlib
+import select
+import sys
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from coordinator.actions import Ended
+from coordinator.engine import Engine
+from coordinator.geometry import ExpertCounters
+from coordinator.policies import Key
+from coordinator.setup import Setup
+from coordinator.signals import Signals
+from coordinator.start import started
+from coordinator.state import EndRequest, NewRequest
+from coordinator.terminal import Terminal
+from shm.messages import Sampled, StepDone
+
+INPUT_POLL_SECONDS = 0.05
+
+
+class RequestListener(Protocol):
+    """Who is told what becomes of one request."""
+
+    ended: Ended | None
+
+    def on_tokens(self, sampled: tuple[Sampled, ...]) -> list[EndRequest]:
+        """New tokens; returns what ends because of them."""
+
+    def on_ended(self, ended: Ended) -> None:
+        """The request is over; sets `ended`."""
+
+    def on_step(self, done: StepDone) -> None:
+        """A step is done."""
+
+
+class Runner(Protocol):
+    """An engine that answers one request at a time."""
+
+    setup: Setup
+    terminal: Terminal
+    signals: Signals
+
+    @property
+    def counters(self) -> ExpertCounters:
+        """Totals of the run."""
+
+    @property
+    def uses(self) -> dict[Key, int]:
+        """How often each expert was asked for."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """Most accounted memory seen."""
+
+    def run(self, request: NewRequest, listener: RequestListener) -> None:
+        """Until the request is over; a signal cancels it. Raises `EngineError`."""
+
+    def idle_until_signal(self) -> None:
+        """Stay up with nothing to do."""
+
+    def read_line(self, prompt: str) -> str | None:
+        """A line of standard input while the engine stays watched; None at its end."""
+
+
+Running = Callable[..., contextlib.AbstractContextManager[Runner]]
+
+
+class ProcessRunner:
+    """A `Runner` over an `Engine` with processes; also the engine's listener."""
+
+    def __init__(self, setup: Setup, terminal: Terminal, signals: Signals) -> None:
+        self.setup = setup
+        self.terminal = terminal
+        self.signals = signals
+        self.engine: Engine | None = None
+        self._listener: RequestListener | None = None
+
+    @property
+    def counters(self) -> ExpertCounters:
+        """See `Runner`."""
+        return self._engine.core.residency.counters
+
+    @property
+    def uses(self) -> dict[Key, int]:
+        """See `Runner`."""
+        return self._engine.core.residency.uses
+
+    @property
+    def peak_bytes(self) -> int:
+        """See `Runner`."""
+        return self._engine.peak_bytes
+
+    @property
+    def _engine(self) -> Engine:
+        assert self.engine is not None
+        return self.engine
+
+    def wait_ready(self) -> None:
+        """Until all processes are up and, where everything fits, all experts are read."""
+        engine = self._engine
+        while not engine.is_ready and self.signals.received is None:
+            engine.run_once()
+        compute = engine.children.get("compute")
+        if compute is not None:
+            self.terminal.line(f"kernels: {compute.detail.get('kernels')}")
+        for name, child in engine.children.items():
+            for text in child.warnings:
+                self.terminal.warning(f"{name}: {text}")
+        if self.setup.plan.everything_fits:
+            engine.preload()
+            while engine.n_loading and self.signals.received is None:
+                n_all = self.setup.plan.n_experts
+                self.terminal.progress("experts", n_all - engine.n_loading, n_all)
+                engine.run_once(INPUT_POLL_SECONDS)
+        self.terminal.end_progress()
+
+    def run(self, request: NewRequest, listener: RequestListener) -> None:
+        """See `Runner`."""
+        engine = self._engine
+        self._listener = listener
+        cancelled = False
+        if self.signals.received is not None:
+            listener.on_ended(Ended(request.submit.request, "cancelled", None))
+            return
+        engine.submit(request)
+        while listener.ended is None:
+            engine.run_once()
+            if self.signals.received is not None and not cancelled:
+                cancelled = True
+                engine.end(EndRequest(request.submit.request, "cancelled"))
+        self.terminal.end_progress()
+
+    def idle_until_signal(self) -> None:
+        """See `Runner`."""
+        while self.signals.received is None:
+            self._engine.run_once()
+
+    def read_line(self, prompt: str) -> str | None:
+        """See `Runner`."""
+        print(prompt, end="", file=sys.stderr, flush=True)
+        while self.signals.received is None:
+            if select.select([sys.stdin], [], [], INPUT_POLL_SECONDS)[0]:
+                line = sys.stdin.readline()
+                return line.removesuffix("\n") if line else None
+            self._engine.run_once(0)
+        return None
+
+    # What the engine tells
+
+    def on_tokens(self, sampled: tuple[Sampled, ...]) -> list[EndRequest]:
+        """See `engine.Listener`."""
+        self.terminal.end_progress()
+        return self._listener.on_tokens(sampled) if self._listener else []
+
+    def on_ended(self, ended: Ended) -> None:
+        """See `engine.Listener`."""
+        if self._listener is not None:
+            self._listener.on_ended(ended)
+
+    def on_step(self, done: StepDone) -> None:
+        """See `engine.Listener`."""
+        if self._listener is not None:
+            self._listener.on_step(done)
+
+    def on_progress(self, process: str, phase: str, done: int, total: int) -> None:
+        """See `engine.Listener`."""
+        self.terminal.progress(f"{process} {phase}", done, total)
+
+    def on_event(self, line: str) -> None:
+        """See `engine.Listener`."""
+        self.terminal.line(line)
+
+
+@contextlib.contextmanager
+def running(
+    setup: Setup, terminal: Terminal, signals: Signals, keep_fd: int | None = None
+) -> Iterator[Runner]:
+    """A runner with processes, ready. Raises `PoolError`, `LinkError`, `OSError`, `EngineError`."""
+    runner = ProcessRunner(setup, terminal, signals)
+    with started(setup, runner, keep_fd=keep_fd) as engine:
+        runner.engine = engine
+        runner.wait_ready()
+        yield runner

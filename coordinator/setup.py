@@ -1,0 +1,191 @@
+"""From a checked `Config` to everything a run needs: model, plan, slots, policy, process settings.
+
+`prepare` reads the model's header and the machine, refuses what cannot work, and allocates nothing
+of size. What it returns is used by the engine with processes and by ``--single-process`` alike.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from compute_worker.arch import ModelSpec, resolve
+from coordinator.budget import MemoryPlan, MemoryRequest, plan_memory
+from coordinator.config import Config, shipped_model
+from coordinator.cores import CorePlan, plan_cores
+from coordinator.geometry import PoolGeometry, RangesOf
+from coordinator.machine import Machine
+from coordinator.policies import LayerLru, Lfu, Lru, Policy, PolicyGeometry, Slru, Static
+from coordinator.requests import Requests, Schedule
+from coordinator.residency import Residency
+from coordinator.state import Core
+from coordinator.usage import UsageCounts, fresh_usage, read_usage
+from io_worker.model_file import Model, open_model
+from io_worker.probe import ReaderChoice, choose_reader
+from io_worker.reader import ModelFile, close_files, open_files
+from io_worker.slabs import SlabTable
+from shm.pool import ALIGNMENT
+
+N_STATIC_SPARE_SLOTS_PER_ACTIVE = 2  # slots that `static` leaves to move in, per expert used
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A run before its processes start. `config` has no "auto" left."""
+
+    config: Config
+    model: Model
+    spec: ModelSpec
+    files: tuple[ModelFile, ...]
+    plan: MemoryPlan
+    cores: CorePlan | None  # None: nothing is pinned
+    reader: ReaderChoice
+    n_threads: int
+    usage: UsageCounts
+
+    @property
+    def reads_in_flight(self) -> int:
+        """Reads at once over all readers: what arms of a comparison must have in common."""
+        config = self.config
+        if config.io_workers:
+            return config.io_workers * config.queue_depth
+        return max(1, config.io_threads)
+
+    @property
+    def reader_credit(self) -> int:
+        """Slabs that one reader may hold: enough to keep its threads busy while answers travel."""
+        depth = self.config.queue_depth if self.config.io_workers else self.config.io_threads
+        return max(2, depth)
+
+    def lines(self) -> list[str]:
+        """What the first lines of a run say: mode, memory, reader, cores."""
+        config = self.config
+        if config.single_process:
+            mode = "single process"
+        elif config.io_workers:
+            mode = f"{config.io_workers} I/O worker(s), queue depth {config.queue_depth}"
+        elif config.io_threads:
+            mode = f"{config.io_threads} reading thread(s) in the compute process"
+        else:
+            mode = "compute reads inline"
+        lines = [
+            f"model: {config.model.name} ({self.spec.arch}, {self.spec.n_layers} layers, "
+            f"{self.spec.n_active} of {self.spec.n_experts} experts per token)",
+            f"mode: {mode}; reader {self.reader.name} ({self.reader.reason}); "
+            f"policy {config.policy}; numerics {config.numerics}; "
+            f"{self.n_threads} compute thread(s)",
+            self.plan.describe(),
+        ]
+        if self.cores is not None:
+            lines.append(self.cores.describe())
+        return lines
+
+
+@contextlib.contextmanager
+def prepared(config: Config, machine: Machine) -> Iterator[Setup]:
+    """Open the model and plan the run; the files stay open inside the `with`.
+
+    Raises `ModelFormatError`, `ModelFileError`, `ConfigError`, `ResourceError`.
+    """
+    model = open_model(config.model)
+    spec = resolve(model)
+    files = tuple(open_files(model.paths))
+    try:
+        yield _prepare(config, machine, model, spec, files)
+    finally:
+        close_files(files)
+
+
+def _prepare(
+    config: Config, machine: Machine, model: Model, spec: ModelSpec, files: tuple[ModelFile, ...]
+) -> Setup:
+    cores = plan_cores(config.core_plan, machine.cores) if config.pin_cores else None
+    n_threads = config.compute_threads or (
+        cores.compute_threads if cores else machine.n_effective_cores
+    )
+    kv_type = config.kv_type
+    if kv_type == "auto":
+        kv_type = "f32" if config.numerics == "exact" else "f16"
+    config = dataclasses.replace(config, kv_type=kv_type)
+    n_readers = config.io_workers * config.queue_depth + config.io_threads
+    plan = plan_memory(
+        MemoryRequest(
+            memory_bytes=config.memory_bytes,
+            pool=config.pool,
+            context_tokens=config.context_tokens,
+            chunk_tokens=config.chunk_tokens,
+            kv_type=kv_type,
+            n_io_workers=config.io_workers,
+            n_threads=n_threads + n_readers,
+            single_process=config.single_process,
+            is_shipped_model=config.model == shipped_model(),
+        ),
+        spec,
+        machine.memory,
+    )
+    policy = config.policy
+    if policy == "auto":
+        policy = "lru" if plan.holds_token_cycle else "lfu"
+    reader = choose_reader(config.reader, files)
+    usage = fresh_usage(model.fingerprint, spec)
+    if config.usage is not None:
+        usage = read_usage(config.usage, usage)
+    resolved = dataclasses.replace(
+        config,
+        policy=policy,
+        reader=reader.name,
+        compute_threads=n_threads,
+        context_tokens=plan.context_tokens,
+        chunk_tokens=plan.chunk_tokens,
+    )
+    return Setup(resolved, model, spec, files, plan, cores, reader, n_threads, usage)
+
+
+def build_core(setup: Setup, max_running: int = 1) -> Core:
+    """The decision core of a run."""
+    layout, slabs = setup.plan.layout, setup.spec.slabs
+    class_of_layer = {
+        layer.layer: slot_class
+        for layer, slot_class in zip(slabs.layers, setup.plan.class_of_layer, strict=True)
+    }
+    geometry = PoolGeometry(
+        windows_of_slots=layout.windows_of_slots(),
+        class_of_slots=layout.class_of_slots(),
+        class_of_layer=class_of_layer,
+        n_experts=slabs.n_experts,
+        ranges_of=_ranges_of(slabs),
+        alignment=ALIGNMENT,
+    )
+    slots_of_class = tuple(cls.n_slots for cls in layout.classes)
+    policy = build_policy(setup, PolicyGeometry(class_of_layer, slots_of_class))
+    standing = setup.config.usage is None  # counts are of `Need`s: standing grants send none
+    schedule = Schedule(setup.spec.n_layers, setup.plan.chunk_tokens, max_running)
+    return Core(Residency(geometry, policy, standing_grants=standing), Requests(schedule))
+
+
+def build_policy(setup: Setup, geometry: PolicyGeometry) -> Policy:
+    """The policy by its name."""
+    counts = setup.usage.counts
+    match setup.config.policy:
+        case "lru":
+            return Lru(geometry)
+        case "layer-lru":
+            return LayerLru(geometry)
+        case "lfu":
+            return Lfu(geometry, counts)
+        case "slru":
+            return Slru(geometry)
+        case "static":
+            n_spare = N_STATIC_SPARE_SLOTS_PER_ACTIVE * setup.spec.n_active
+            return Static(geometry, counts, n_spare)
+    raise AssertionError(f"no policy {setup.config.policy!r}")
+
+
+def _ranges_of(slabs: SlabTable) -> RangesOf:
+    by_layer = {layer.layer: layer for layer in slabs.layers}
+
+    def ranges_of(layer: int, expert: int) -> tuple[tuple[int, int, int], ...]:
+        ranges = by_layer[layer].ranges(expert)
+        return tuple((found.file, found.offset, found.n_bytes) for found in ranges)
+
+    return ranges_of

@@ -1,0 +1,260 @@
+"""``--single-process``: the same decision core and the same compute side in one process.
+
+The baseline without any coordination: no sockets, no other processes; messages are handed over as
+objects. This is the one module where the coordinator and the numerical side meet, and the one that
+imports both; it is reached by a clean exec (see `__main__`), never imported by the others.
+"""
+
+import contextlib
+import os
+import select
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from compute_worker.assemble import Assembled, assemble
+from compute_worker.settings import ComputeSettings
+from coordinator.__main__ import reported, run_engine
+from coordinator.accounting import accounted_bytes
+from coordinator.actions import Action, Deliver, Ended, StopWith, ToCompute, ToWorker
+from coordinator.command_line import parse
+from coordinator.commands import EvalCommand
+from coordinator.config import Config
+from coordinator.engine import COMPUTE, EngineError
+from coordinator.geometry import ExpertCounters
+from coordinator.policies import Key
+from coordinator.runner import RequestListener, Runner
+from coordinator.setup import Setup, build_core
+from coordinator.signals import Signals
+from coordinator.start import compute_settings
+from coordinator.state import (
+    Continue,
+    Core,
+    EndRequest,
+    Event,
+    FromCompute,
+    FromReader,
+    NewRequest,
+    ReaderReady,
+)
+from coordinator.terminal import Terminal
+from io_worker.read_queue import ReadQueue
+from io_worker.slab_reader import SlabReader
+from shm.messages import Cancel, Finished, Step, Submit
+from shm.pool import PoolMapping, create_pool
+
+ACCOUNT_SECONDS = 0.5
+READ_WAIT_SECONDS = 0.1
+
+
+class CoreLink:
+    """The `Link` of compute to a core in the same process. Reads happen in its `receive`."""
+
+    def __init__(self, core: Core, queue: ReadQueue, signals: Signals) -> None:
+        self.core = core
+        self.deliveries: list[Deliver | Ended] = []
+        self._queue = queue
+        self._signals = signals
+        self._inbox: deque[Any] = deque()
+        self._cancelled_for_signal = False
+
+    def send(self, message: Any) -> None:
+        """See `Link`."""
+        self.handle(FromCompute(message))
+
+    def receive(self) -> Any:
+        """See `Link`."""
+        while not self._inbox:
+            if not self._collect():
+                select.select([self._queue.completion_fd], [], [], READ_WAIT_SECONDS)
+        return self._inbox.popleft()
+
+    def poll(self) -> Any | None:
+        """See `Link`. A signal cancels the running request at the next layer."""
+        self._collect()
+        if self._signals.received is not None and not self._cancelled_for_signal:
+            step = self.core.requests.running_step
+            if step is not None:
+                self._cancelled_for_signal = True
+                for part in step.slices:
+                    self.handle(EndRequest(part.request, "cancelled"))
+        return self._inbox.popleft() if self._inbox else None
+
+    def handle(self, event: Event) -> None:
+        """One event through the core; deliveries are kept for the runner."""
+        self._perform(self.core.handle(event))
+
+    def drain(self) -> None:
+        """Take what has been read without waiting."""
+        self._collect()
+
+    def wait_read(self) -> None:
+        """Wait until a read ends."""
+        select.select([self._queue.completion_fd], [], [], READ_WAIT_SECONDS)
+        self._collect()
+
+    def perform(self, actions: list[Action]) -> None:
+        """Perform what the core said outside of an event."""
+        self._perform(actions)
+
+    def _collect(self) -> bool:
+        completions = self._queue.collect()
+        for completion in completions:
+            self.handle(FromReader(COMPUTE, completion))
+        return bool(completions)
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case ToCompute(message):
+                    self._inbox.append(message)
+                case ToWorker(_, message):
+                    self._queue.submit(message.reads)
+                case Deliver() | Ended():
+                    self.deliveries.append(action)
+                case StopWith(exit_code, text):
+                    raise EngineError(exit_code, text)
+
+
+class SingleRunner:
+    """A `Runner` in this process."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        terminal: Terminal,
+        signals: Signals,
+        link: CoreLink,
+        assembled: Assembled,
+        pool_fd: int,
+    ) -> None:
+        self.setup = setup
+        self.terminal = terminal
+        self.signals = signals
+        self.peak_bytes = 0
+        self._link = link
+        self._assembled = assembled
+        self._pool_fd = pool_fd
+        self._next_account = 0.0
+
+    @property
+    def counters(self) -> ExpertCounters:
+        """See `Runner`."""
+        return self._link.core.residency.counters
+
+    @property
+    def uses(self) -> dict[Key, int]:
+        """See `Runner`."""
+        return self._link.core.residency.uses
+
+    def run(self, request: NewRequest, listener: RequestListener) -> None:
+        """See `Runner`."""
+        if self.signals.received is not None:
+            listener.on_ended(Ended(request.submit.request, "cancelled", None))
+            return
+        self._link.handle(request)
+        while listener.ended is None:
+            self._deliver(listener)
+            self._link.handle(Continue())
+            while (message := self._link.poll()) is not None:
+                self._execute(message, listener)
+            self._deliver(listener)
+            self._account()
+
+    def _execute(self, message: Any, listener: RequestListener) -> None:
+        engine = self._assembled.engine
+        match message:
+            case Step():
+                done = engine.step(message)
+                self._link.handle(FromCompute(done))
+                self._deliver(listener)
+                listener.on_step(done)
+            case Submit():
+                engine.submit(message)
+            case Finished(request):
+                engine.finish(request)
+            case Cancel():
+                pass  # its step is over already
+            case _:
+                self._assembled.feed.note(message)
+
+    def _deliver(self, listener: RequestListener) -> None:
+        while self._link.deliveries:
+            action = self._link.deliveries.pop(0)
+            if isinstance(action, Ended):
+                listener.on_ended(action)
+                continue
+            for end in listener.on_tokens(action.sampled):
+                self._link.handle(end)
+
+    def preload(self) -> None:
+        """Where everything fits, read it before the first step."""
+        geometry = self._link.core.residency.geometry
+        n_experts = geometry.n_experts
+        keys = [(layer, e) for layer in sorted(geometry.class_of_layer) for e in range(n_experts)]
+        self._link.perform(self._link.core.residency.preload(keys))
+        residency = self._link.core.residency
+        while residency.n_loading and self.signals.received is None:
+            self.terminal.progress("experts", len(keys) - residency.n_loading, len(keys))
+            self._link.wait_read()
+        self.terminal.end_progress()
+
+    def idle_until_signal(self) -> None:
+        """See `Runner`."""
+        while self.signals.received is None:
+            time.sleep(READ_WAIT_SECONDS)
+
+    def read_line(self, prompt: str) -> str | None:
+        """See `Runner`."""
+        print(prompt, end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        return line.removesuffix("\n") if line else None
+
+    def _account(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_account:
+            self._next_account = now + ACCOUNT_SECONDS
+            self.peak_bytes = max(self.peak_bytes, accounted_bytes([os.getpid()], self._pool_fd))
+
+
+@contextlib.contextmanager
+def running(
+    setup: Setup, terminal: Terminal, signals: Signals, keep_fd: int | None = None
+) -> Iterator[Runner]:
+    """A runner in this process, ready. Raises what `assemble` and the pool raise."""
+    if setup.cores is not None:
+        os.sched_setaffinity(0, setup.cores.compute)
+    settings: ComputeSettings = compute_settings(setup, keep_fd, max_running=1)
+    pool_fd = create_pool(setup.plan.layout)
+    pool = PoolMapping(pool_fd, setup.plan.layout, writable=True)
+    reader = SlabReader(setup.files, pool.view, setup.reader.name, drop_cache=True)
+    queue = ReadQueue(setup.config.io_threads, reader, pool)
+    core = build_core(setup)
+    link = CoreLink(core, queue, signals)
+    assembled = assemble(settings, pool, link, terminal.progress)
+    for text in assembled.warnings:
+        terminal.warning(text)
+    terminal.line(f"kernels: {assembled.kernels.name}")
+    link.handle(ReaderReady(COMPUTE, setup.reader_credit))
+    runner = SingleRunner(setup, terminal, signals, link, assembled, pool_fd)
+    if setup.plan.everything_fits:
+        runner.preload()
+    terminal.end_progress()
+    yield runner  # the process ends after this: memory and descriptors go with it
+
+
+def main() -> int:
+    """Exit code of the process."""
+
+    def job() -> int:
+        command = parse(sys.argv[1:])
+        assert isinstance(command, Config | EvalCommand)
+        return run_engine(command, running)
+
+    return reported(job)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""Starts the engine of a prepared run: pool, process settings, processes."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+from compute_worker.settings import ComputeSettings, LocalReads
+from compute_worker.settings import encode_settings as encode_compute
+from coordinator.engine import COMPUTE, Engine, Listener
+from coordinator.launch import ChildSpec
+from coordinator.setup import Setup, build_core
+from io_worker.reader import descriptors
+from io_worker.settings import IoSettings
+from io_worker.settings import encode_settings as encode_io
+from shm.pool import create_pool, read_only
+
+
+@contextlib.contextmanager
+def started(
+    setup: Setup, listener: Listener, *, keep_fd: int | None = None, max_running: int = 1
+) -> Iterator[Engine]:
+    """Processes of the run, up but not ready yet (`run_once` until `is_ready`).
+
+    Raises `PoolError`, `LinkError`, `OSError`, `EngineError`.
+    """
+    config = setup.config
+    with contextlib.ExitStack() as stack:
+        pool_fd = create_pool(setup.plan.layout)
+        stack.callback(os.close, pool_fd)
+        read_only_fd = read_only(pool_fd)
+        stack.callback(os.close, read_only_fd)
+        compute_reads = config.io_workers == 0
+        compute = ChildSpec(
+            name=COMPUTE,
+            module="compute_worker",
+            cores=setup.cores.compute if setup.cores else (),
+            pool_fd=pool_fd if compute_reads else read_only_fd,
+            layout=setup.plan.layout,
+            file_fds=descriptors(setup.files),
+            other_fds=(keep_fd,) if keep_fd is not None else (),
+            settings=encode_compute(compute_settings(setup, keep_fd, max_running)),
+        )
+        io_settings = encode_io(
+            IoSettings(setup.files, setup.reader.name, config.queue_depth, drop_cache=True)
+        )
+        workers = [
+            ChildSpec(
+                name=f"io{number}",
+                module="io_worker",
+                cores=setup.cores.io if setup.cores else (),
+                pool_fd=pool_fd,
+                layout=setup.plan.layout,
+                file_fds=descriptors(setup.files),
+                other_fds=(),
+                settings=io_settings,
+            )
+            for number in range(config.io_workers)
+        ]
+        engine = Engine(
+            build_core(setup, max_running),
+            [*workers, compute],
+            setup.reader_credit,
+            pool_fd,
+            listener,
+            compute_reads=compute_reads,
+        )
+        yield stack.enter_context(engine)
+
+
+def compute_settings(setup: Setup, keep_fd: int | None, max_running: int) -> ComputeSettings:
+    """What the compute worker is told."""
+    config = setup.config
+    local = None
+    if config.io_workers == 0:
+        local = LocalReads(setup.reader.name, config.io_threads, drop_cache=True)
+    blocks_per_sequence = -(-setup.plan.context_tokens // 64)
+    return ComputeSettings(
+        spec=setup.spec,
+        files=setup.files,
+        kernels=config.kernels,
+        numerics=config.numerics,
+        n_threads=setup.n_threads,
+        kv_kind=config.kv_type,
+        n_kv_blocks=blocks_per_sequence * max_running,
+        mlock=config.mlock,
+        local_reads=local,
+        keep_fd=keep_fd,
+    )

@@ -1,0 +1,133 @@
+"""Adds up what a run did: tokens, times, experts. Knows no output format but its own record."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from coordinator.geometry import ExpertCounters
+from coordinator.setup import Setup
+from shm.messages import StepDone
+
+MiB = 1024 * 1024
+TOKENS_PER_SPEED = 100  # speed is told per so many tokens of a long answer
+
+
+@dataclass(slots=True)
+class Tally:
+    """Of one request. Times in seconds on the monotonic clock."""
+
+    n_prompt: int
+    started: float = field(default_factory=time.monotonic)
+    first_token: float | None = None
+    last_token: float | None = None
+    n_tokens: int = 0
+    n_decode_steps: int = 0
+    compute_ns: int = 0  # of decode steps
+    wait_disk_ns: int = 0
+    coordination_ns: int = 0
+    major_faults: int = 0
+    minor_faults: int = 0
+    standing_uses: int = 0
+    speeds: list[float] = field(default_factory=list)  # tokens/s of each 100 tokens
+    _mark: float = 0.0
+
+    def add_token(self) -> None:
+        """One more token of the answer is there."""
+        now = time.monotonic()
+        if self.first_token is None:
+            self.first_token = self._mark = now
+        self.last_token = now
+        self.n_tokens += 1
+        if self.n_tokens % TOKENS_PER_SPEED == 1 and self.n_tokens > 1:
+            self.speeds.append(round(TOKENS_PER_SPEED / max(1e-9, now - self._mark), 2))
+            self._mark = now
+
+    def add_step(self, done: StepDone) -> None:
+        """One more step; steps after the first token are decode steps."""
+        self.standing_uses += done.standing_uses
+        if self.n_tokens <= 1:
+            return
+        times = done.times
+        self.n_decode_steps += 1
+        self.compute_ns += times.compute_ns
+        self.wait_disk_ns += times.wait_disk_ns
+        self.coordination_ns += times.coordination_ns
+        self.major_faults += times.major_faults
+        self.minor_faults += times.minor_faults
+
+    @property
+    def prompt_seconds(self) -> float:
+        """From the request to its first token."""
+        return (self.first_token or time.monotonic()) - self.started
+
+    @property
+    def decode_seconds(self) -> float:
+        """From the first token to the last."""
+        if self.first_token is None or self.last_token is None:
+            return 0.0
+        return self.last_token - self.first_token
+
+    @property
+    def decode_tokens_per_second(self) -> float:
+        """Tokens after the first ÷ their time; 0 with fewer than two."""
+        if self.n_tokens < 2 or self.decode_seconds <= 0:
+            return 0.0
+        return (self.n_tokens - 1) / self.decode_seconds
+
+    def per_token(self, total_ns: int) -> float:
+        """A total of decode steps as seconds per token."""
+        return total_ns / 1e9 / max(1, self.n_decode_steps)
+
+
+def record(tally: Tally, counters: ExpertCounters, setup: Setup, peak_bytes: int) -> dict[str, Any]:
+    """The measured half of the JSON of a run."""
+    hits = counters.hits + tally.standing_uses
+    return {
+        "timings": {
+            "first_token_s": round(tally.prompt_seconds, 6),
+            "prompt_s": round(tally.prompt_seconds, 6),
+            "decode_s": round(tally.decode_seconds, 6),
+            "decode_tok_s": round(tally.decode_tokens_per_second, 4),
+            "compute_s": round(tally.per_token(tally.compute_ns), 6),
+            "wait_disk_s": round(tally.per_token(tally.wait_disk_ns), 6),
+            "coordination_s": round(tally.per_token(tally.coordination_ns), 6),
+            "tok_s_per_100_tokens": tally.speeds,
+        },
+        "experts": {
+            "requests": counters.requests + tally.standing_uses,
+            "hits": hits,
+            "misses": counters.misses,
+            "bytes_read": counters.bytes_read,
+            "bytes_over_read": counters.bytes_over_read,
+            "evictions": counters.evictions,
+        },
+        "memory": {
+            "budget_bytes": setup.plan.budget_bytes,
+            "pool_bytes": setup.plan.pool_bytes,
+            "dense_bytes": setup.plan.dense_bytes,
+            "kv_bytes": setup.plan.kv_bytes,
+            "total_peak_bytes": peak_bytes,
+        },
+        "faults": {
+            "major": round(tally.major_faults / max(1, tally.n_decode_steps), 3),
+            "minor": round(tally.minor_faults / max(1, tally.n_decode_steps), 3),
+        },
+    }
+
+
+def summary(tally: Tally, counters: ExpertCounters) -> str:
+    """The one line at the end of a run."""
+    hits = counters.hits + tally.standing_uses
+    requests = counters.requests + tally.standing_uses
+    n_all = tally.n_prompt + tally.n_tokens
+    parts = [
+        f"{tally.n_tokens} tokens",
+        f"{tally.decode_tokens_per_second:.1f} tokens/s",
+        f"first token after {tally.prompt_seconds:.2f} s",
+        f"hit rate {100 * hits / max(1, requests):.1f} % ({counters.misses} misses)",
+        f"{counters.bytes_read / MiB / max(1, n_all):.2f} MiB read per token",
+        f"per token {1e3 * tally.per_token(tally.compute_ns):.1f} ms compute, "
+        f"{1e3 * tally.per_token(tally.wait_disk_ns):.1f} ms disk, "
+        f"{1e3 * tally.per_token(tally.coordination_ns):.2f} ms coordination",
+    ]
+    return "; ".join(parts)

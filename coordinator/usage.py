@@ -1,0 +1,104 @@
+"""Use counts of experts: which ones a model was seen to use, kept in a file between runs.
+
+    {"format": "moe-coord usage 1", "fingerprint": "…", "counts": {"3": {"17": 12.0, …}, …}}
+
+The file belongs to one model (its fingerprint) and is refused for another. Written anew and moved
+into place, so that a run that is killed leaves the old one.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from compute_worker.arch import ModelSpec
+from coordinator.flag_values import ConfigError
+from coordinator.policies import Key
+
+FORMAT = "moe-coord usage 1"
+MAX_FILE_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(slots=True)
+class UsageCounts:
+    """Uses of every expert seen, by (layer, expert), and the model they belong to."""
+
+    fingerprint: str
+    n_layers: int
+    n_experts: int
+    counts: dict[Key, float] = field(default_factory=dict)
+
+    def add(self, layer: int, expert: int) -> None:
+        """The expert was used once more."""
+        key = (layer, expert)
+        self.counts[key] = self.counts.get(key, 0.0) + 1.0
+
+
+def fresh_usage(fingerprint: str, spec: ModelSpec) -> UsageCounts:
+    """Nothing seen yet."""
+    return UsageCounts(fingerprint, spec.n_layers, spec.n_experts)
+
+
+def read_usage(path: Path, fresh: UsageCounts) -> UsageCounts:
+    """Counts of an earlier run; a file that does not exist yet has none. Raises `ConfigError`."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        return fresh
+    except OSError as error:
+        raise _refusal(path, "a readable file", error.strerror or "an error") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise _refusal(path, f"at most {MAX_FILE_BYTES} bytes", "more")
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise _refusal(path, "the JSON of --usage", "something else") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise _refusal(path, repr(FORMAT), "another format")
+    if content.get("fingerprint") != fresh.fingerprint:
+        raise _refusal(path, f"counts of this model ({fresh.fingerprint})", "those of another")
+    fresh.counts.update(_counts(path, content.get("counts"), fresh))
+    return fresh
+
+
+def write_usage(path: Path, usage: UsageCounts) -> None:
+    """Save; raises `OSError`."""
+    layers: dict[str, dict[str, float]] = {}
+    for (layer, expert), count in sorted(usage.counts.items()):
+        layers.setdefault(str(layer), {})[str(expert)] = round(count, 6)
+    content = {"format": FORMAT, "fingerprint": usage.fingerprint, "counts": layers}
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
+    try:
+        temporary.write_text(json.dumps(content))
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _counts(path: Path, raw: Any, fresh: UsageCounts) -> Mapping[Key, float]:
+    found: dict[Key, float] = {}
+    if not isinstance(raw, dict):
+        raise _refusal(path, "counts by layer", "something else")
+    for layer, experts in raw.items():
+        if not isinstance(experts, dict):
+            raise _refusal(path, "counts by expert", "something else")
+        for expert, count in experts.items():
+            is_key = layer.isdecimal() and expert.isdecimal()
+            is_count = type(count) in (int, float) and 0 <= count < 1e300
+            if not is_key or not is_count:
+                raise _refusal(path, "a count of 0 or more", f"layer {layer!r:.20}")
+            key = (int(layer), int(expert))
+            if key[0] >= fresh.n_layers or key[1] >= fresh.n_experts:
+                raise _refusal(path, "layers and experts of this model", f"{key}")
+            found[key] = float(count)
+    return found
+
+
+def _refusal(path: Path, expected: str, found: str) -> ConfigError:
+    return ConfigError(
+        f"--usage: expected {expected} in {str(path)!a:.200}, found {found}; "
+        "give another file, or delete it to start anew"
+    )
