@@ -52,7 +52,10 @@ def forward(
     experts: Experts,
     kernels: Kernels,
 ) -> Floats:
-    """Apply `layers` to `hidden` (T, D) -> (T, D). Writes the keys and values of these layers."""
+    """Apply `layers` to `hidden` (T, D) -> (T, D). Writes the keys and values of these layers.
+
+    Layers are taken one by one, so a generator may stop between two of them by raising.
+    """
     spec = weights.spec
     places = (batch.tables, batch.sequence_of_token, batch.positions)
     rotation = rotation_of(spec, batch.positions)
