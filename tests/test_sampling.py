@@ -81,9 +81,14 @@ def test_temperature_sharpens_and_flattens() -> None:
     assert draw(scores, ids, 0.5, boundary + 1e-9) == 2
 
 
-def test_the_last_uniform_below_one_never_draws_what_is_impossible() -> None:
-    scores = np.array([0.0, 0.0, -1e9])
-    assert draw(scores, np.arange(3), 1.0, math.nextafter(1.0, 0.0)) == 1
+@pytest.mark.parametrize(
+    ("scores", "uniform", "token"),
+    [([0.0, 0.0, -1e9], math.nextafter(1.0, 0.0), 1), ([-1e9, 0.0, 0.0], 0.0, 1)],
+)
+def test_no_uniform_draws_what_is_impossible(
+    scores: list[float], uniform: float, token: int
+) -> None:
+    assert draw(np.array(scores), np.arange(3), 1.0, uniform) == token
 
 
 def test_frequencies_follow_the_shares() -> None:

@@ -105,6 +105,18 @@ def test_a_file_that_was_cut_is_named(tmp_path: Path) -> None:
             load(spec, files, "anonymous")
 
 
+def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    preadv = os.preadv
+    tokens = np.array([5, 6], np.int32)
+    with opened(tiny_model(tmp_path / "model.gguf")) as (spec, files):
+        expected = load(spec, files, "anonymous")
+        rows = expected.embedding.rows(tokens)
+        monkeypatch.setattr(os, "preadv", lambda fd, to, at: preadv(fd, [to[0][:37]], at))
+        found = load(spec, files, "anonymous")
+        assert (found.embedding.rows(tokens) == rows).all()
+    assert (found.arena == expected.arena).all()
+
+
 def test_a_renamed_and_deleted_file_goes_on_giving_rows(tmp_path: Path) -> None:
     path = tiny_model(tmp_path / "model.gguf")
     with opened(path) as (spec, files):
