@@ -18,6 +18,7 @@ from worker_parent import SOURCE_FOLDER, WorkerParent
 from io_worker.reader import ModelFile
 from io_worker.settings import encode_settings
 from shm.birth import start_time
+from shm.link import remove_left_directories
 from shm.messages import (
     PROTOCOL_VERSION,
     Cancel,
@@ -320,20 +321,41 @@ from pathlib import Path
 from read_cases import opened, pool_of
 from worker_parent import WorkerParent
 
-with opened(Path(sys.argv[1])) as file, pool_of(2, 50_000, 50_000, 50_000) as (pool, pool_fd):
-    worker = WorkerParent([file], pool.layout, pool_fd)
-    if sys.argv[2] == "ready":
+path, moment, *program = sys.argv[1:]
+with opened(Path(path)) as file, pool_of(2, 50_000, 50_000, 50_000) as (pool, pool_fd):
+    worker = WorkerParent([file], pool.layout, pool_fd, program=program)
+    if moment == "ready":
         worker.greet()
     print(worker.process.pid, worker.directory, flush=True)
     time.sleep(60)
 """
+# An I/O worker on a system that refuses the death signal.
+WITHOUT_DEATH_SIGNAL = """
+import ctypes, sys
+import io_worker.__main__ as worker
+
+begin_life = worker.begin_life
+
+def begin_life_and_refuse(arguments):
+    birth = begin_life(arguments)
+    ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)
+    return birth
+
+worker.begin_life = begin_life_and_refuse
+sys.exit(worker.main())
+"""
+WORKER = ("-m", "io_worker")
 
 
-@pytest.mark.parametrize("moment", ["ready", "starting"])
-def test_a_worker_dies_with_its_parent(stage: Stage, moment: str) -> None:
+@pytest.mark.parametrize(
+    ("moment", "program"),
+    [("ready", WORKER), ("starting", WORKER), ("ready", ("-c", WITHOUT_DEATH_SIGNAL))],
+    ids=["ready", "starting", "no death signal"],
+)
+def test_a_worker_dies_with_its_parent(stage: Stage, moment: str, program: tuple[str, ...]) -> None:
     folders = f"{SOURCE_FOLDER}:{Path(__file__).parent}"
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(stage.path), moment],
+        [sys.executable, "-c", PARENT, str(stage.path), moment, *program],
         env={**os.environ, "PYTHONPATH": folders},
         stdout=subprocess.PIPE,
         text=True,
@@ -349,8 +371,8 @@ def test_a_worker_dies_with_its_parent(stage: Stage, moment: str) -> None:
     if moment == "ready":
         assert not Path(directory).exists(), "nothing is on the disk in steady state"
     else:
-        (Path(directory) / "link").unlink(missing_ok=True)
-        Path(directory).rmdir()
+        assert Path(directory) in remove_left_directories([Path(directory).parent])
+        assert not Path(directory).exists()
 
 
 @pytest.mark.parametrize("arguments", [[], ["x"], ["eA=="], ["a", "b"]])

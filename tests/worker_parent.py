@@ -49,6 +49,7 @@ class WorkerParent:
         cores: tuple[int, ...] = (),
         reader: str = "auto",
         prefix: Sequence[str] = (),
+        program: Sequence[str] = ("-m", "io_worker"),
         **changes: Any,
     ) -> None:
         self.settings = IoSettings(tuple(files), reader, 2, False)
@@ -61,7 +62,7 @@ class WorkerParent:
         )
         self.arguments = replace(arguments, **changes)
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, "-P", "-m", "io_worker", encode_arguments(self.arguments)],
+            [*prefix, sys.executable, "-P", *program, encode_arguments(self.arguments)],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(SOURCE_FOLDER)},
             pass_fds=(pool_fd, *descriptors(files)),
