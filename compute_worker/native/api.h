@@ -1,0 +1,64 @@
+/* What Python sees of the kernels. The build script hands the lines between the two marks to cffi,
+ * so they hold plain declarations only: no macros, no includes.
+ *
+ * Numerics: 0 exact (float32 activations), 1 fast (activations as 8-bit integers per 32 values).
+ * Results: 0, or -1 where scratch memory could not be allocated.
+ * Types are ggml type numbers. A (T, n) array is row-major and contiguous.
+ */
+#ifndef MOE_API_H
+#define MOE_API_H
+#include <stdint.h>
+
+/* cffi begins */
+typedef struct moe_engine moe_engine;
+
+/* Look-up tables of the IQ2 and IQ3 types: magnitudes of 8 (IQ2) or 4 (IQ3) neighbours per entry,
+ * and the sign bytes that 7-bit sign indices stand for. The caller keeps them alive. */
+typedef struct {
+    const uint8_t *iq2_xxs; /* (256, 8) */
+    const uint8_t *iq2_xs;  /* (512, 8) */
+    const uint8_t *iq2_s;   /* (1024, 8) */
+    const uint8_t *iq3_xxs; /* (256, 4) */
+    const uint8_t *iq3_s;   /* (512, 4) */
+    const uint8_t *signs;   /* (128) bit i set: value i is negative */
+} moe_grids;
+
+/* Whether this machine can run "avx512-vnni", "avx2", "neon-dotprod" or "portable". */
+int moe_can_run(const char *instruction_set);
+
+/* NULL: no memory, threads could not start, or the instruction set cannot run here. */
+moe_engine *moe_engine_open(const char *instruction_set, int n_threads, const moe_grids *grids);
+void moe_engine_park(moe_engine *engine);
+void moe_engine_close(moe_engine *engine);
+
+int moe_type_is_native(const moe_engine *engine, int type);
+
+/* out (T, n_rows) = x (T, n_cols) @ weights.T */
+int moe_matmul(moe_engine *engine, int numerics, int type, const void *weights, int n_rows,
+               int n_cols, const float *x, int n_tokens, float *out);
+
+/* Expert i: for every p of its pair_counts[i] entries in pairs (the lists of all experts follow each
+ * other), out[p] = down @ (silu(gate @ x[p / n_active]) * (up @ x[p / n_active])). */
+int moe_expert_blocks(moe_engine *engine, int numerics, int gate_type, int up_type, int down_type,
+                      int width, int expert_width, const uint64_t *addresses, int n_experts,
+                      const int32_t *pairs, const int32_t *pair_counts, int n_active,
+                      const float *x, int n_tokens, float *out);
+
+/* kv: (n_blocks, n_layers, 2, n_kv_heads, 64, head_width) of type 0 (F32), 1 (F16) or 8 (Q8_0). */
+typedef struct {
+    void *data;
+    int type, n_layers, n_kv_heads, head_width;
+} moe_kv;
+
+int moe_attention(moe_engine *engine, const float *q, const moe_kv *kv, int layer, int n_heads,
+                  const int32_t *tables, int max_blocks, const int32_t *sequence_of_token,
+                  const int32_t *positions, int n_tokens, float *out);
+void moe_store_kv(moe_engine *engine, const moe_kv *kv, int layer, const float *k, const float *v,
+                  const int32_t *tables, int max_blocks, const int32_t *sequence_of_token,
+                  const int32_t *positions, int n_tokens);
+
+/* Sum of all 64-bit words of a buffer, over all threads: reads at the speed of the memory bus. */
+uint64_t moe_read_all(moe_engine *engine, const void *data, uint64_t n_bytes);
+/* cffi ends */
+
+#endif

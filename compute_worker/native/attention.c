@@ -1,0 +1,174 @@
+/* Attention over the KV cache: one call per layer.
+ *
+ *     kv (n_blocks, n_layers, 2, K, 64, head_width)      2: keys, values
+ *
+ * A part is one key-value head and some neighbouring tokens of one sequence, so that a tile of keys
+ * is unpacked once for all of them and for all heads that share it. For each tile of 64 positions in
+ * ascending order: scores (the tile is a matrix of 64 rows), running softmax, mix of values. A query
+ * ends with the tile of its own position, whoever else is in the part.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "engine.h"
+#include "threads.h"
+
+enum { QUERIES_AT_ONCE = 64 };
+
+typedef struct {
+    const moe_engine *engine;
+    const moe_kv *kv;
+    int layer, n_heads, max_blocks, n_tokens;
+    const int32_t *tables, *sequence_of_token, *positions;
+    int32_t *spans; /* (n_spans + 1) first token of each span: same sequence, at most span_tokens */
+    int n_spans;
+    activations queries; /* (T * H) rows of head_width */
+    float *out;
+} attention_job;
+
+typedef struct {
+    float scores[QUERIES_AT_ONCE * KV_TILE];
+    float largest[QUERIES_AT_ONCE], total[QUERIES_AT_ONCE];
+    int32_t rows[QUERIES_AT_ONCE]; /* of q and out */
+    int positions[QUERIES_AT_ONCE], counts[QUERIES_AT_ONCE];
+} query_block;
+
+static size_t kv_row_bytes(const moe_kv *kv)
+{
+    return kv->type == TYPE_F32 ? 4 * (size_t)kv->head_width
+         : kv->type == TYPE_F16 ? 2 * (size_t)kv->head_width
+                                : (size_t)(kv->head_width / 32 * 34);
+}
+
+/* part 0: keys, 1: values */
+static uint8_t *kv_tile(const moe_kv *kv, int block, int layer, int part, int head)
+{
+    size_t tile = (((size_t)block * (size_t)kv->n_layers + (size_t)layer) * 2 + (size_t)part) *
+                      (size_t)kv->n_kv_heads + (size_t)head;
+    return (uint8_t *)kv->data + tile * KV_TILE * kv_row_bytes(kv);
+}
+
+static void attend_tile(const attention_job *job, query_block *q, int n, int tile, int head,
+                        int block)
+{
+    const moe_kv *kv = job->kv;
+    const instruction_set *set = job->engine->set;
+    float scale = 1.0f / sqrtf((float)kv->head_width);
+    row_job rows = {
+        .weights = kv_tile(kv, block, job->layer, 0, head), .n_columns = kv->head_width,
+        .next = kv_tile(kv, block, job->layer, 1, head), .row_bytes = kv_row_bytes(kv),
+        .input = &job->queries, .tokens = q->rows, .n_tokens = n, .out = q->scores,
+        .out_stride = KV_TILE,
+    };
+    set->types[kv->type].multiply[EXACT](&rows, &job->engine->grids, 0, KV_TILE);
+    for (int i = 0; i < n; i++) {
+        int count = q->positions[i] - tile * KV_TILE + 1;
+        q->counts[i] = count < 0 ? 0 : count < KV_TILE ? count : KV_TILE;
+        if (count <= 0)
+            continue;
+        float *out = job->out + (size_t)q->rows[i] * (size_t)kv->head_width;
+        float rescale = set->soften(q->scores + i * KV_TILE, q->counts[i], scale, q->largest + i,
+                                    q->total + i);
+        for (int d = 0; d < kv->head_width; d++)
+            out[d] *= rescale;
+    }
+    for (int i = 0; i < n; i++)
+        if (q->counts[i])
+            set->mix_values(kv->type, kv_tile(kv, block, job->layer, 1, head), kv->head_width,
+                            q->scores + i * KV_TILE, q->counts[i],
+                            job->out + (size_t)q->rows[i] * (size_t)kv->head_width);
+}
+
+static void attend_queries(const attention_job *job, query_block *q, int n, int sequence, int head)
+{
+    const int32_t *table = job->tables + (size_t)sequence * (size_t)job->max_blocks;
+    int width = job->kv->head_width, last = 0;
+    for (int i = 0; i < n; i++) {
+        q->largest[i] = -INFINITY;
+        q->total[i] = 0.0f;
+        memset(job->out + (size_t)q->rows[i] * (size_t)width, 0, 4 * (size_t)width);
+        last = q->positions[i] > last ? q->positions[i] : last;
+    }
+    for (int tile = 0; tile <= last / KV_TILE; tile++)
+        attend_tile(job, q, n, tile, head, table[tile]);
+    for (int i = 0; i < n; i++) {
+        float *out = job->out + (size_t)q->rows[i] * (size_t)width;
+        for (int d = 0; d < width; d++)
+            out[d] /= q->total[i];
+    }
+}
+
+static void attention_part(void *context, int part)
+{
+    const attention_job *job = context;
+    int span = part / job->kv->n_kv_heads, head = part % job->kv->n_kv_heads;
+    int shared = job->n_heads / job->kv->n_kv_heads, n = 0;
+    int sequence = job->sequence_of_token[job->spans[span]];
+    query_block q;
+    for (int token = job->spans[span]; token < job->spans[span + 1]; token++)
+        for (int i = 0; i < shared; i++) {
+            q.rows[n] = token * job->n_heads + head * shared + i;
+            q.positions[n++] = job->positions[token];
+            if (n == QUERIES_AT_ONCE) {
+                attend_queries(job, &q, n, sequence, head);
+                n = 0;
+            }
+        }
+    if (n)
+        attend_queries(job, &q, n, sequence, head);
+}
+
+/* Neighbouring tokens of one sequence, as many as fill one block of queries. */
+static int find_spans(int32_t *spans, const int32_t *sequence_of_token, int n_tokens, int shared)
+{
+    int most = QUERIES_AT_ONCE / shared, n_spans = 0;
+    for (int token = 0; token < n_tokens; token++)
+        if (token == 0 || sequence_of_token[token] != sequence_of_token[token - 1] ||
+            token - spans[n_spans - 1] >= (most ? most : 1))
+            spans[n_spans++] = token;
+    spans[n_spans] = n_tokens;
+    return n_spans;
+}
+
+int moe_attention(moe_engine *engine, const float *q, const moe_kv *kv, int layer, int n_heads,
+                  const int32_t *tables, int max_blocks, const int32_t *sequence_of_token,
+                  const int32_t *positions, int n_tokens, float *out)
+{
+    int n_queries = n_tokens * n_heads;
+    attention_job job = {
+        .engine = engine, .kv = kv, .layer = layer, .n_heads = n_heads, .max_blocks = max_blocks,
+        .n_tokens = n_tokens, .tables = tables, .sequence_of_token = sequence_of_token,
+        .positions = positions, .out = out,
+    };
+    size_t span_bytes = ((size_t)n_tokens + 1) * sizeof(int32_t);
+    void *scratch = engine_scratch(
+        engine, activation_bytes(n_queries, kv->head_width) + span_bytes + 64);
+    if (!scratch)
+        return -1;
+    carve_activations(&job.queries, &scratch, n_queries, kv->head_width);
+    job.spans = carve(&scratch, span_bytes);
+    take_activations(engine, &job.queries, EXACT, q, n_queries, kv->head_width);
+    job.n_spans = find_spans(job.spans, sequence_of_token, n_tokens, n_heads / kv->n_kv_heads);
+    threads_run(engine->pool, attention_part, &job, job.n_spans * kv->n_kv_heads);
+    return 0;
+}
+
+void moe_store_kv(moe_engine *engine, const moe_kv *kv, int layer, const float *k, const float *v,
+                  const int32_t *tables, int max_blocks, const int32_t *sequence_of_token,
+                  const int32_t *positions, int n_tokens)
+{
+    size_t width = (size_t)kv->head_width;
+    for (int token = 0; token < n_tokens; token++) {
+        int position = positions[token];
+        int block = tables[(size_t)sequence_of_token[token] * (size_t)max_blocks +
+                           (size_t)(position / KV_TILE)];
+        for (int head = 0; head < kv->n_kv_heads; head++) {
+            size_t from = ((size_t)token * (size_t)kv->n_kv_heads + (size_t)head) * width;
+            size_t row = (size_t)(position % KV_TILE) * kv_row_bytes(kv);
+            engine->set->store_row(kv->type, k + from, kv->head_width,
+                                   kv_tile(kv, block, layer, 0, head) + row);
+            engine->set->store_row(kv->type, v + from, kv->head_width,
+                                   kv_tile(kv, block, layer, 1, head) + row);
+        }
+    }
+}

@@ -1,0 +1,13 @@
+/* AVX2 with FMA and F16C: Intel from Haswell on, AMD from Zen on. */
+#if defined(__x86_64__)
+#pragma GCC target("avx2,fma,f16c,bmi2")
+#pragma GCC optimize("O3")
+
+#include "engine.h"
+#include "simd_avx2.h"
+
+#define TOKENS_PER_PASS 4 /* 16 registers */
+#define THIS_SET avx2_set
+#define THIS_NAME "avx2"
+#include "set_functions.h"
+#endif

@@ -1,0 +1,143 @@
+/* Sixteen rows side by side: AVX-512 F, BW, DQ, VL and VNNI.
+ *
+ * Every simd_*.h gives the same operations for its width. Plain arithmetic is written with the
+ * compiler's vector types (+, &, >> on vu, vi, vf); here is only what those cannot say.
+ */
+#define LANES 16
+#include "simd_types.h"
+
+#include <immintrin.h>
+
+#define WIDE_DOT_IS_SIGNED 0
+
+/* 16 bytes of each of 16 rows, `stride` bytes apart -> out[i] holds the i-th 32-bit word of each
+ * row. Words of four rows are laid beside each other by masked broadcasts (a load and a blend, no
+ * shuffle), then every 128-bit lane is transposed. */
+INLINE void load_columns(const uint8_t *p, size_t stride, vu out[4])
+{
+    __m512i rows[4];
+    for (int i = 0; i < 4; i++) {
+        const uint8_t *q = p + (size_t)i * stride;
+        __m512i r = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)q));
+        r = _mm512_mask_broadcast_i32x4(r, 0x00f0, _mm_loadu_si128((const __m128i *)(q + 4 * stride)));
+        r = _mm512_mask_broadcast_i32x4(r, 0x0f00, _mm_loadu_si128((const __m128i *)(q + 8 * stride)));
+        r = _mm512_mask_broadcast_i32x4(r, 0xf000, _mm_loadu_si128((const __m128i *)(q + 12 * stride)));
+        rows[i] = r;
+    }
+    __m512i low01 = _mm512_unpacklo_epi32(rows[0], rows[1]);
+    __m512i low23 = _mm512_unpacklo_epi32(rows[2], rows[3]);
+    __m512i high01 = _mm512_unpackhi_epi32(rows[0], rows[1]);
+    __m512i high23 = _mm512_unpackhi_epi32(rows[2], rows[3]);
+    out[0] = (vu)_mm512_unpacklo_epi64(low01, low23);
+    out[1] = (vu)_mm512_unpackhi_epi64(low01, low23);
+    out[2] = (vu)_mm512_unpacklo_epi64(high01, high23);
+    out[3] = (vu)_mm512_unpackhi_epi64(high01, high23);
+}
+
+/* Low 16 bits of each lane as a half-precision number; the high bits are ignored. */
+INLINE vf half_to_float(vu bits)
+{
+    return (vf)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)bits));
+}
+
+INLINE vf to_float(vi v)
+{
+    return (vf)_mm512_cvtepi32_ps((__m512i)v);
+}
+
+INLINE vi round_to_int(vf v)
+{
+    return (vi)_mm512_cvtps_epi32((__m512)v);
+}
+
+INLINE vf multiply_add(vf a, vf b, vf c)
+{
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+}
+
+/* NaN in `b` stays. */
+INLINE vf maximum(vf a, vf b)
+{
+    return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+}
+
+INLINE vf minimum(vf a, vf b)
+{
+    return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+}
+
+INLINE float largest_lane(vf v)
+{
+    return _mm512_reduce_max_ps((__m512)v);
+}
+
+/* In a fixed order. */
+INLINE float sum_lanes(vf v)
+{
+    return _mm512_reduce_add_ps((__m512)v);
+}
+
+/* One half-precision number in memory as float, and one float as its bits. */
+INLINE float scalar_half(const uint8_t *p)
+{
+    uint16_t bits;
+    memcpy(&bits, p, 2);
+    return _cvtsh_ss(bits);
+}
+
+INLINE uint16_t half_from_float(float x)
+{
+    return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
+}
+
+/* sums + four products per lane: unsigned bytes of `weights` times the signed bytes of `four`. */
+INLINE vi dot_bytes(vi sums, vu weights, int32_t four, int wide)
+{
+    (void)wide;
+    return (vi)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, _mm512_set1_epi32(four));
+}
+
+/* table[index] for every byte; indices below 16. */
+INLINE vu look_up(const uint8_t table[16], vu indices)
+{
+    __m512i t = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table));
+    return (vu)_mm512_shuffle_epi8(t, (__m512i)indices);
+}
+
+INLINE vf load_floats(const float *p)
+{
+    return (vf)_mm512_loadu_ps(p);
+}
+
+INLINE void store_floats(float *p, vf v)
+{
+    _mm512_storeu_ps(p, (__m512)v);
+}
+
+INLINE void store_some(float *p, vf v, int n)
+{
+    _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1), (__m512)v);
+}
+
+/* LANES integers in [-128, 127] as bytes. */
+INLINE void store_bytes(int8_t *p, vi v)
+{
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8((__m512i)v));
+}
+
+/* LANES half-precision numbers in memory as float32, and back (to nearest even). */
+INLINE vf load_halves(const uint8_t *p)
+{
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+}
+
+INLINE void store_halves(uint8_t *p, vf v)
+{
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT));
+}
+
+/* LANES signed bytes in memory as float32. */
+INLINE vf load_bytes(const uint8_t *p)
+{
+    return (vf)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}

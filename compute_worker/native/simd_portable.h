@@ -1,0 +1,160 @@
+/* Four rows side by side in plain C: the compiler's vector types become whatever the base of the
+ * architecture has (SSE2, NEON), and the rest is written element by element. */
+#define LANES 4
+#include "simd_types.h"
+
+#include <math.h>
+
+#define WIDE_DOT_IS_SIGNED 0
+
+INLINE void load_columns(const uint8_t *p, size_t stride, vu out[4])
+{
+    vu rows[4];
+    for (int i = 0; i < 4; i++)
+        memcpy(&rows[i], p + (size_t)i * stride, 16);
+    vu low01 = __builtin_shuffle(rows[0], rows[1], (vu){0, 4, 1, 5});
+    vu low23 = __builtin_shuffle(rows[2], rows[3], (vu){0, 4, 1, 5});
+    vu high01 = __builtin_shuffle(rows[0], rows[1], (vu){2, 6, 3, 7});
+    vu high23 = __builtin_shuffle(rows[2], rows[3], (vu){2, 6, 3, 7});
+    out[0] = __builtin_shuffle(low01, low23, (vu){0, 1, 4, 5});
+    out[1] = __builtin_shuffle(low01, low23, (vu){2, 3, 6, 7});
+    out[2] = __builtin_shuffle(high01, high23, (vu){0, 1, 4, 5});
+    out[3] = __builtin_shuffle(high01, high23, (vu){2, 3, 6, 7});
+}
+
+INLINE vf to_float(vi v)
+{
+    return __builtin_convertvector(v, vf);
+}
+
+/* To nearest even: adding 1.5 * 2^23 leaves no room for a fraction. For |v| below 2^22. */
+INLINE vi round_to_int(vf v)
+{
+    vf shifted = v + 12582912.0f;
+    return (vi)shifted - (vi)(((vf){0}) + 12582912.0f);
+}
+
+/* Two roundings: a machine without fused multiply-add would take a library call for one. */
+INLINE vf multiply_add(vf a, vf b, vf c)
+{
+    return a * b + c;
+}
+
+INLINE vf maximum(vf a, vf b)
+{
+    return choose((vi)(a > b), a, b);
+}
+
+INLINE vf minimum(vf a, vf b)
+{
+    return choose((vi)(a < b), a, b);
+}
+
+INLINE float largest_lane(vf v)
+{
+    float a = v[0] > v[1] ? v[0] : v[1], b = v[2] > v[3] ? v[2] : v[3];
+    return a > b ? a : b;
+}
+
+INLINE float sum_lanes(vf v)
+{
+    return (v[0] + v[2]) + (v[1] + v[3]);
+}
+
+/* The exponent of a half moves up by 112; the product with 2^112 does that and gets denormals right.
+ * Infinity and NaN have all exponent bits set afterwards. */
+INLINE vf half_to_float(vu bits)
+{
+    vu magnitude = (bits & 0x7fffu) << 13;
+    vf value = (vf)magnitude * 5.192296858534828e33f;
+    vu special = (vu)(magnitude >= 0x0f800000u) & 0x7f800000u;
+    return (vf)((vu)value | special | ((bits & 0x8000u) << 16));
+}
+
+INLINE float scalar_half(const uint8_t *p)
+{
+    uint16_t bits;
+    memcpy(&bits, p, 2);
+    return half_to_float((vu){bits})[0];
+}
+
+/* To nearest even, as hardware does. */
+INLINE uint16_t half_from_float(float x)
+{
+    uint32_t bits = (uint32_t)four_bytes(&x), sign = bits >> 16 & 0x8000u;
+    bits &= 0x7fffffffu;
+    if (bits > 0x7f800000u)
+        return (uint16_t)(sign | 0x7e00u);
+    if (bits >= 0x477ff000u) /* 65520 and more round to infinity */
+        return (uint16_t)(sign | 0x7c00u);
+    if (bits < 0x38800000u) { /* below 2^-14: steps of 2^-24 */
+        float magnitude;
+        memcpy(&magnitude, &bits, 4);
+        float shifted = magnitude + 0.5f; /* 0.5 has steps of 2^-24 */
+        return (uint16_t)(sign | ((uint32_t)four_bytes(&shifted) - 0x3f000000u));
+    }
+    bits += 0x0fffu + (bits >> 13 & 1u);
+    return (uint16_t)(sign | ((bits - 0x38000000u) >> 13));
+}
+
+/* Products of bytes in pairs fit into 16 bits each (255 * 127 < 2^15), their sums do not. */
+INLINE vi dot_bytes(vi sums, vu weights, int32_t four, int wide)
+{
+    (void)wide;
+    for (int b = 0; b < 4; b++) {
+        int32_t factor = (int8_t)(four >> (8 * b));
+        sums += unsigned_byte(weights, b) * factor;
+    }
+    return sums;
+}
+
+INLINE vu look_up(const uint8_t table[16], vu indices)
+{
+    vb in = (vb)indices, out;
+    for (int i = 0; i < 4 * LANES; i++)
+        out[i] = table[in[i]];
+    return (vu)out;
+}
+
+INLINE vf load_floats(const float *p)
+{
+    vf v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+INLINE void store_floats(float *p, vf v)
+{
+    memcpy(p, &v, sizeof v);
+}
+
+INLINE void store_some(float *p, vf v, int n)
+{
+    memcpy(p, &v, 4 * (size_t)n);
+}
+
+INLINE void store_bytes(int8_t *p, vi v)
+{
+    for (int i = 0; i < LANES; i++)
+        p[i] = (int8_t)v[i];
+}
+
+INLINE vf load_halves(const uint8_t *p)
+{
+    uint16_t bits[4];
+    memcpy(bits, p, 8);
+    return half_to_float((vu){bits[0], bits[1], bits[2], bits[3]});
+}
+
+INLINE void store_halves(uint8_t *p, vf v)
+{
+    for (int i = 0; i < LANES; i++) {
+        uint16_t half = half_from_float(v[i]);
+        memcpy(p + 2 * i, &half, 2);
+    }
+}
+
+INLINE vf load_bytes(const uint8_t *p)
+{
+    return to_float((vi){(int8_t)p[0], (int8_t)p[1], (int8_t)p[2], (int8_t)p[3]});
+}

@@ -1,0 +1,247 @@
+"""The C kernels behind the functions of `reference`: same names, signatures and effects.
+
+Owns the handle of the C engine (one instruction set, its threads, its scratch) and the choice of the
+instruction set. Where C has no kernel for a type or a shape, the numpy reference does that one call,
+so every model runs. Nothing is computed here.
+
+A change must keep: arrays are handed to C contiguous and of the exact type, or copied to be so.
+"""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import gguf.quants
+import numpy as np
+
+from compute_worker import reference
+from compute_worker.kernels import KernelError, Kernels
+from compute_worker.kv import KvCache
+from compute_worker.matrix import Addresses, ExpertShape, Floats, Integers, Matrix
+
+try:
+    from compute_worker.native import _kernels
+except ImportError:  # `optional` at install: the reason was printed there
+    _kernels = None
+
+INSTRUCTION_SETS = ("avx512-vnni", "avx2", "neon-dotprod", "portable")  # best first
+NUMERICS = {"exact": 0, "fast": 1}  # EXACT and FAST of engine.h
+KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}  # ggml type ids
+LANES = 16  # of the widest set: heads of the KV cache must be a multiple
+
+
+def unavailable_reason() -> str | None:
+    """None where the kernels can be used, else why not, for the first line of a run."""
+    return None if _kernels is not None else "no compiler at install"
+
+
+def runnable_instruction_sets() -> tuple[str, ...]:
+    """Names this machine can run, best first; empty where the extension was not built."""
+    if _kernels is None:
+        return ()
+    return tuple(name for name in INSTRUCTION_SETS if _kernels.lib.moe_can_run(name.encode()))
+
+
+def build(numerics: str, n_threads: int) -> Kernels:
+    """Kernels of the best instruction set of this machine. Raises `KernelError`."""
+    reason = unavailable_reason()
+    if reason is not None:
+        raise KernelError(f"kernels: native ones do not exist here ({reason}); use --kernels numpy")
+    return build_for(runnable_instruction_sets()[0], numerics, n_threads)
+
+
+def build_for(instruction_set: str, numerics: str, n_threads: int) -> Kernels:
+    """The same for a named instruction set. Raises `KernelError` where it cannot run here."""
+    engine = Engine(instruction_set, numerics, n_threads)
+    return Kernels(
+        name=instruction_set,
+        matmul=engine.matmul,
+        expert_blocks=engine.expert_blocks,
+        attention=engine.attention,
+        store_kv=engine.store_kv,
+        park=engine.park,
+        close=engine.close,
+    )
+
+
+class Engine:
+    """One C engine. Its methods may be called by one thread at a time."""
+
+    def __init__(self, instruction_set: str, numerics: str, n_threads: int) -> None:
+        """Starts `n_threads` - 1 threads. Raises `KernelError`."""
+        self._ffi = _kernels.ffi
+        self._lib = _kernels.lib
+        self._numerics = NUMERICS[numerics]
+        self._grids, self._grid_arrays = _grids(self._ffi)  # the arrays must live as long
+        self._handle = self._lib.moe_engine_open(instruction_set.encode(), n_threads, self._grids)
+        if self._handle == self._ffi.NULL:
+            raise KernelError(
+                f"kernels: expected {instruction_set} with {n_threads} threads to start, but this "
+                "machine cannot run them; use fewer --compute-threads or --kernels numpy"
+            )
+
+    def matmul(self, matrix: Matrix, x: Floats) -> Floats:
+        """See `reference.matmul`."""
+        if not self.has_type(matrix.type):
+            return reference.matmul(matrix, x)
+        x = np.ascontiguousarray(x, np.float32)
+        out = np.empty((len(x), matrix.n_rows), np.float32)
+        failed = self._lib.moe_matmul(
+            self._handle,
+            self._numerics,
+            matrix.type,
+            self._bytes(matrix.data),
+            matrix.n_rows,
+            matrix.n_cols,
+            self._floats(x),
+            len(x),
+            self._floats(out),
+        )
+        _check(failed)
+        return out
+
+    def expert_blocks(
+        self,
+        shape: ExpertShape,
+        addresses: Addresses,
+        pairs: Sequence[Integers],
+        n_active: int,
+        x: Floats,
+        out: Floats,
+    ) -> None:
+        """See `reference.expert_blocks`."""
+        if not all(self.has_type(type_id) for type_id, _, _ in shape.matrices()):
+            reference.expert_blocks(shape, addresses, pairs, n_active, x, out)
+            return
+        x = np.ascontiguousarray(x, np.float32)
+        addresses = np.ascontiguousarray(addresses, np.uint64)
+        counts = np.array([len(rows) for rows in pairs], np.int32)
+        if not counts.sum():
+            return
+        flat = np.ascontiguousarray(np.concatenate(pairs), np.int32)
+        assert out.flags.c_contiguous and out.dtype == np.float32
+        failed = self._lib.moe_expert_blocks(
+            self._handle,
+            self._numerics,
+            shape.gate_type,
+            shape.up_type,
+            shape.down_type,
+            shape.width,
+            shape.expert_width,
+            self._ffi.from_buffer("uint64_t[]", addresses),
+            len(counts),
+            self._integers(flat),
+            self._integers(counts),
+            n_active,
+            self._floats(x),
+            len(x),
+            self._floats(out),
+        )
+        _check(failed)
+
+    def attention(
+        self,
+        q: Floats,
+        kv: KvCache,
+        layer: int,
+        tables: Integers,
+        sequence_of_token: Integers,
+        positions: Integers,
+    ) -> Floats:
+        """See `reference.attention`."""
+        if kv.head_width % LANES:
+            return reference.attention(q, kv, layer, tables, sequence_of_token, positions)
+        q = np.ascontiguousarray(q, np.float32)
+        out = np.empty_like(q)
+        failed = self._lib.moe_attention(
+            self._handle,
+            self._floats(q),
+            self._kv(kv),
+            layer,
+            q.shape[1],
+            self._integers(tables),
+            tables.shape[1],
+            self._integers(sequence_of_token),
+            self._integers(positions),
+            len(q),
+            self._floats(out),
+        )
+        _check(failed)
+        return out
+
+    def store_kv(
+        self,
+        kv: KvCache,
+        layer: int,
+        k: Floats,
+        v: Floats,
+        tables: Integers,
+        sequence_of_token: Integers,
+        positions: Integers,
+    ) -> None:
+        """See `reference.store_kv`."""
+        if kv.head_width % LANES:
+            reference.store_kv(kv, layer, k, v, tables, sequence_of_token, positions)
+            return
+        self._lib.moe_store_kv(
+            self._handle,
+            self._kv(kv),
+            layer,
+            self._floats(np.ascontiguousarray(k, np.float32)),
+            self._floats(np.ascontiguousarray(v, np.float32)),
+            self._integers(tables),
+            tables.shape[1],
+            self._integers(sequence_of_token),
+            self._integers(positions),
+            len(k),
+        )
+
+    def has_type(self, type_id: int) -> bool:
+        """Whether C multiplies this ggml type; the reference does the others."""
+        return bool(self._lib.moe_type_is_native(self._handle, type_id))
+
+    def read_all(self, data: "np.ndarray[Any, Any]") -> int:
+        """Sum of all 64-bit words: how fast all threads together can read, and nothing else."""
+        return int(self._lib.moe_read_all(self._handle, self._bytes(data), data.nbytes))
+
+    def park(self) -> None:
+        """Threads stop spinning; the next call wakes them."""
+        self._lib.moe_engine_park(self._handle)
+
+    def close(self) -> None:
+        """Threads end; no other method may be called afterwards."""
+        self._lib.moe_engine_close(self._handle)
+        self._handle = self._ffi.NULL
+
+    def _kv(self, kv: KvCache) -> Any:
+        n_layers, n_kv_heads = kv.data.shape[1], kv.data.shape[3]
+        return self._ffi.new(
+            "moe_kv *",
+            (self._bytes(kv.data), KV_TYPES[kv.kind], n_layers, n_kv_heads, kv.head_width),
+        )
+
+    def _bytes(self, array: "np.ndarray[Any, Any]") -> Any:
+        return self._ffi.cast("void *", array.ctypes.data)
+
+    def _floats(self, array: Floats) -> Any:
+        return self._ffi.cast("float *", array.ctypes.data)
+
+    def _integers(self, array: Integers) -> Any:
+        """Indices are small: a copy where they are not int32 and contiguous costs nothing."""
+        return self._ffi.from_buffer("int32_t[]", np.ascontiguousarray(array, np.int32))
+
+
+def _check(failed: int) -> None:
+    if failed:
+        raise MemoryError("kernels: no memory for scratch; lower --memory or the prompt chunk")
+
+
+def _grids(ffi: Any) -> tuple[Any, list["np.ndarray[Any, Any]"]]:
+    """Look-up tables of the IQ2 and IQ3 types, from the gguf package, as the C struct."""
+    quants = gguf.quants
+    arrays = []
+    for name in ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"):
+        kind = getattr(quants, name)
+        kind.init_grid()
+        arrays.append(np.ascontiguousarray(kind.grid.reshape(kind.grid_shape), np.uint8))
+    arrays.append(np.frombuffer(cast(bytes, quants.IQ2_XXS.ksigns), np.uint8).copy())
+    return ffi.new("moe_grids *", [ffi.from_buffer("uint8_t[]", a) for a in arrays]), arrays
