@@ -12,8 +12,14 @@ from dataclasses import dataclass
 
 from compute_worker.arch import KV_BLOCK_TOKENS, ModelSpec, dense_bytes, kv_block_bytes
 from coordinator.available_memory import AvailableMemory
+from coordinator.flag_values import ConfigError
 from coordinator.sizes import PoolSize, format_size
-from coordinator.slot_classes import pool_layout, smallest_pool_bytes, whole_pool_bytes
+from coordinator.slot_classes import (
+    MIN_SLOTS,
+    pool_layout,
+    smallest_pool_bytes,
+    whole_pool_bytes,
+)
 from shm.pool import PoolLayout
 
 MiB = 1024 * 1024
@@ -125,14 +131,16 @@ def scratch_bytes(spec: ModelSpec, chunk_tokens: int) -> int:
 
 
 def plan_memory(request: MemoryRequest, spec: ModelSpec, available: AvailableMemory) -> MemoryPlan:
-    """Divide the budget; raises `ResourceError` if it does not hold the smallest legal plan.
+    """Divide the budget.
 
-    A pool below `smallest_pool_bytes` is the caller's to refuse.
+    Raises `ConfigError` for a request that does not fit the model, `ResourceError` for one that does
+    not fit the machine, or for a budget that does not hold the smallest legal plan.
     """
+    _check_against_model(request, spec)
     budget, source = _budget(request, available)
     smallest, whole = smallest_pool_bytes(spec.slabs), whole_pool_bytes(spec.slabs)
     wanted = _wanted_pool_bytes(request, whole)
-    floor = smallest if request.pool is None else max(smallest, wanted)
+    floor = smallest if request.pool is None else wanted
     # the pool is mapped by compute and by every I/O worker; all other memory is mapped once
     n_mappings = 1 + request.n_io_workers
     dense, processes = dense_bytes(spec), _processes_bytes(request, spec)
@@ -155,7 +163,7 @@ def plan_memory(request: MemoryRequest, spec: ModelSpec, available: AvailableMem
     )
     scratch = scratch_bytes(spec, chunk)
     rest = budget - processes - _with_tables(dense) - _with_tables(kv) - _with_tables(scratch)
-    limit = min(wanted, max(floor, _without_tables(rest, n_mappings)))
+    limit = max(floor, min(wanted, _without_tables(rest, n_mappings)))
     layout, class_of_layer = pool_layout(spec.slabs, spec.n_active, limit)
     pool = layout.total_bytes
     return MemoryPlan(
@@ -175,6 +183,22 @@ def plan_memory(request: MemoryRequest, spec: ModelSpec, available: AvailableMem
         n_experts=spec.slabs.n_experts * len(spec.slabs.layers),
         token_cycle_bytes=token_cycle_bytes(spec),
     )
+
+
+def _check_against_model(request: MemoryRequest, spec: ModelSpec) -> None:
+    if request.context_tokens is not None and request.context_tokens > spec.context_length:
+        raise ConfigError(
+            f"--context: expected at most {spec.context_length} tokens (what the model was made "
+            f"for), found {request.context_tokens}; use a smaller number"
+        )
+    if request.pool is not None:
+        smallest, whole = smallest_pool_bytes(spec.slabs), whole_pool_bytes(spec.slabs)
+        found = pool_request_bytes(request.pool, whole)
+        if found < smallest:
+            raise ConfigError(
+                f"--pool: expected at least {smallest} bytes ({MIN_SLOTS} slots for the largest "
+                f"expert of this model), found {found} ({request.pool}); use a larger --pool"
+            )
 
 
 def _tables(n_bytes: int, n_mappings: int = 1) -> int:

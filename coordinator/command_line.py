@@ -127,7 +127,10 @@ class _Parser(argparse.ArgumentParser):
             text = f"{self.prog}: expected {message.removeprefix(MISSING)} too, found none"
         elif match is not None:
             text = f"{match[1].split('/')[-1]}: {match[2]}"
-            if match[2].startswith("expected one argument"):
+            ignored = re.fullmatch(r"ignored explicit argument (.*)", match[2], re.DOTALL)
+            if ignored is not None:
+                text = f"{match[1]}: expected no value, found {ignored[1]:.60}"
+            elif match[2].startswith("expected one argument"):
                 text += ", found none (a value that begins with - is written --flag=VALUE)"
         raise ConfigError(f"{text}; see {self.prog} --help")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compute_worker.arch import ModelSpec
-from coordinator.budget import MemoryPlan, MemoryRequest, plan_memory, pool_request_bytes
+from coordinator.budget import MemoryPlan, MemoryRequest, plan_memory
 from coordinator.cores import PLAN_EXAMPLES, PLAN_NAMES, plan_cores
 from coordinator.flag_values import (
     PATH,
@@ -32,8 +32,7 @@ from coordinator.flag_values import (
 )
 from coordinator.flags import flag, flags_of
 from coordinator.machine import Machine
-from coordinator.sizes import PoolSize, format_size
-from coordinator.slot_classes import smallest_pool_bytes, whole_pool_bytes
+from coordinator.sizes import PoolSize
 
 __all__ = ["Config", "ConfigError", "memory_plan", "resolve", "settings_of", "shipped_model"]
 
@@ -190,12 +189,7 @@ class Config:
 
 
 def memory_plan(config: Config, machine: Machine, model: ModelSpec) -> MemoryPlan:
-    """The plan of a config, resolved or not: both give the same one.
-
-    Raises `ConfigError` for a setting that does not fit the model, `ResourceError` for one that
-    does not fit the machine.
-    """
-    _check_against_model(config, model)
+    """The plan of a config, resolved or not: both give the same one. Raises like `plan_memory`."""
     return plan_memory(
         MemoryRequest(
             memory_bytes=config.memory_bytes,
@@ -219,7 +213,7 @@ def resolve(config: Config, machine: Machine, model: ModelSpec) -> Config:
     """The config with every "auto" that machine and model decide replaced by what was chosen.
 
     `reader` and `kernels` stay "auto": only the process that opens or imports them can tell.
-    Raises like `memory_plan`.
+    Raises like `plan_memory`.
     """
     plan = memory_plan(config, machine, model)
     is_pinned = config.pin_cores or config.core_plan is not None
@@ -264,26 +258,3 @@ def _compute_threads(config: Config, machine: Machine) -> int:
         planned = plan_cores(config.core_plan, machine.cores).compute_threads
         return min(planned, machine.n_effective_cores)
     return machine.n_effective_cores
-
-
-def _check_against_model(config: Config, model: ModelSpec) -> None:
-    """What only the model can tell; each refusal is one line."""
-    if config.context_tokens is not None and config.context_tokens > model.context_length:
-        raise ConfigError(
-            f"--context: expected at most {model.context_length} tokens (what the model was made "
-            f"for), found {config.context_tokens}; use a smaller number"
-        )
-    for place, token in enumerate(config.prompt_tokens or ()):
-        if token >= model.vocabulary_size:
-            raise ConfigError(
-                f"--tokens: expected ids below {model.vocabulary_size} (the model's vocabulary), "
-                f"found {token} at place {place}; use ids of this model's tokenizer"
-            )
-    if config.pool is not None:
-        smallest, whole = smallest_pool_bytes(model.slabs), whole_pool_bytes(model.slabs)
-        found = pool_request_bytes(config.pool, whole)
-        if found < smallest:
-            raise ConfigError(
-                f"--pool: expected at least {smallest} bytes (2 slots for the largest expert of "
-                f"this model), found {found} ({config.pool}); use {format_size(smallest)} or more"
-            )

@@ -16,6 +16,7 @@ from pathlib import Path
 from coordinator.flag_values import ConfigError
 
 ROLES = ("compute", "io", "coordinator", "http")
+RUNNING_ROLES = ROLES[:3]  # without the service there is no HTTP process
 PLAN_NAMES = ("shared", "split", "last")
 PLAN_EXAMPLES = "shared, split, last, or roles with their cores such as compute=0,io=1"
 ADVICE = "see `moe-coord help cores`"
@@ -46,14 +47,12 @@ class CorePlan:
         roles = [f"{role}={','.join(map(str, self.cores_of(role)))}" for role in ROLES]
         return ",".join(roles)
 
-    def describe(self) -> str:
-        """One line for people: who runs where, and what shares a core."""
-        where = "; ".join(
-            f"{role} on {_spell(self.cores_of(role))}" for role in ROLES if role != "http"
-        )
+    def describe(self, roles: Sequence[str] = RUNNING_ROLES) -> str:
+        """One line for people: where each role runs, and what shares a core."""
+        where = "; ".join(f"{role} on {_spell(self.cores_of(role))}" for role in roles)
         shared = []
-        for core in sorted({core for role in ROLES for core in self.cores_of(role)}):
-            tenants = [role for role in ROLES if core in self.cores_of(role)]
+        for core in sorted({core for role in roles for core in self.cores_of(role)}):
+            tenants = [role for role in roles if core in self.cores_of(role)]
             if len(tenants) > 1:
                 shared.append(f"core {core} is shared by {', '.join(tenants)}")
         return f"cores ({self.name}): {where}; {'; '.join(shared) or 'no core is shared'}"

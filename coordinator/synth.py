@@ -15,20 +15,23 @@ give the same bytes.
 import errno
 import random
 import shutil
+import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from types import FrameType
+from typing import BinaryIO
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
-
+from coordinator.__main__ import reported
 from coordinator.budget import ResourceError
+from coordinator.command_line import parse
 from coordinator.commands import SynthCommand
 from coordinator.flag_values import ConfigError
 from coordinator.sizes import format_size
 from coordinator.synth_blocks import random_weights
 from coordinator.synth_header import SynthTensor, header_bytes, padded, vocabulary_entries
+from coordinator.terminal import Terminal
 from io_worker.ggml_types import GGML_TYPES, GgmlType
 
 HEAD_WIDTH = 128
@@ -102,26 +105,22 @@ class Model:
     n_layers: int
 
 
-def run_synth(command: SynthCommand, error_output: TextIO) -> None:
+def run_synth(command: SynthCommand) -> None:
     """Write the file that the command asks for, with progress; raises like `write_model`."""
-    shape, mix = SHAPES[command.shape], MIXES[command.mix]
-    n_layers = command.layers or shape.n_layers
+    shape = SHAPES[command.shape]
     name = f"synthetic-{command.shape}-{command.mix}"
-    console = Console(file=error_output, highlight=False)
-    columns = (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
-    # where there is no terminal nothing is drawn; one line at the end says it
-    progress = Progress(*columns, console=console, disable=not console.is_terminal)
-    with progress:
-        task = progress.add_task(name)
+    model = Model(name, shape, MIXES[command.mix], command.layers or shape.n_layers)
+    with Terminal() as terminal:
         total = write_model(
             command.out,
-            Model(name, shape, mix, n_layers),
+            model,
             sparse=command.sparse,
             force=command.force,
-            report=lambda done, total: progress.update(task, completed=done, total=total),
+            report=lambda done, whole: terminal.progress("writing", done, whole),
         )
-    hole = ", weights left as a hole" if command.sparse else ""
-    print(f"wrote {command.out}: {format_size(total)}{hole}", file=error_output)
+        terminal.end_progress()
+        hole = ", the weights are a hole" if command.sparse else ""
+        terminal.line(f"wrote {command.out}: {format_size(total)}{hole}")
 
 
 def write_model(out: Path, model: Model, *, sparse: bool, force: bool, report: Report) -> int:
@@ -244,3 +243,25 @@ def _tensors(model: Model) -> Iterator[SynthTensor]:
         )  # fmt: skip
     yield norm("output_norm", width)
     yield matrix("output", mix.output, *vocabulary)
+
+
+def main() -> int:
+    """Exit code of the process."""
+
+    def job() -> int:
+        command = parse(sys.argv[1:])
+        assert isinstance(command, SynthCommand), command
+        run_synth(command)
+        return 0
+
+    # as an exception, so that the unfinished file is removed
+    signal.signal(signal.SIGTERM, _terminate)
+    return reported(job)
+
+
+def _terminate(_signal: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
