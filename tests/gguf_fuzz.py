@@ -32,7 +32,7 @@ from io_worker.gguf_header import GgufHeader, ModelFormatError
 from io_worker.model_file import Model
 from io_worker.slabs import slab_table
 
-LIMIT_SECONDS = 1.0
+LIMIT_SECONDS = 1.0  # of processor time; usual is below a millisecond
 _HEADER_BYTES = 448  # the headers of the seeds are 352 to 448 bytes long
 _EDGES = [0, 1, 2, 4, 7, 8, 9, 12, 13, 31, 32, 63, 64, 255, 256, 65_535, 2**24]
 _EDGES += [2**bits + step for bits in (31, 32, 40, 62, 63) for step in (-1, 0, 1)]
@@ -157,7 +157,7 @@ def fuzz(
     for number in range(n_mutants):
         content = mutant(originals, rng)
         path.write_bytes(content)
-        started = time.monotonic()
+        started = time.process_time()
         fault = None
         try:
             header = read(path)
@@ -169,7 +169,7 @@ def fuzz(
                 fault = "the message is not one printable line"
         except Exception as error:  # any other class is what the fuzzer looks for
             fault = f"{type(error).__name__}: {error}"
-        if time.monotonic() - started > limit_seconds:
+        if time.process_time() - started > limit_seconds:
             fault = f"took longer than {limit_seconds} s"
         if fault is not None:
             tally.findings.append(Finding(number, fault, content))

@@ -1,4 +1,8 @@
-"""The header reader on good files and on the corpus of bad ones."""
+"""The header reader on good files and on the corpus of bad ones.
+
+Times are processor time: a loaded machine must not fail a test, and a wait is ended by the limit
+that every test has.
+"""
 
 import os
 import time
@@ -139,9 +143,9 @@ def test_gaps_between_tensors_and_bytes_behind_them_are_allowed(tmp_path: Path) 
 def test_refuses_a_bad_file(tmp_path: Path, case: BadFile) -> None:
     path = write(tmp_path, case.content)
     tracemalloc.start()
-    started = time.monotonic()
+    started = time.process_time()
     error = refusal(path)
-    seconds = time.monotonic() - started
+    seconds = time.process_time() - started
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     line = str(error)
@@ -183,9 +187,9 @@ def test_reads_a_large_vocabulary_quickly(tmp_path: Path) -> None:
             ]
         ),
     )
-    started = time.monotonic()
+    started = time.process_time()
     header = read_header(path)
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
     assert header.metadata["tokenizer.ggml.tokens"] == tokens
     assert header.metadata["tokenizer.ggml.merges"] == merges
 
@@ -213,17 +217,17 @@ def test_strings_longer_than_one_read(tmp_path: Path, n_bytes: int) -> None:
 )
 def test_many_items_take_linear_time(tmp_path: Path, content: bytes) -> None:
     path = write(tmp_path, content)
-    started = time.monotonic()
+    started = time.process_time()
     read_header(path)
-    assert time.monotonic() - started < 3  # 0.2 s measured; quadratic would be minutes
+    assert time.process_time() - started < 3  # 0.2 s measured; quadratic would be minutes
 
 
 def test_opens_a_sparse_file_of_a_tebibyte_at_once(tmp_path: Path) -> None:
     path = write(tmp_path, gguf([], [tensor_entry("big", (1 << 20, 1 << 17))]))
     os.truncate(path, 1 << 40)
-    started = time.monotonic()
+    started = time.process_time()
     header = read_header(path)
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
     assert header.tensors["big"].n_bytes == 1 << 39
     os.truncate(path, 0)
 

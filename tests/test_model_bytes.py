@@ -11,8 +11,9 @@ from gguf_bytes import U8, entry, gguf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from io_worker import model_bytes
 from io_worker.gguf_header import read_header
-from io_worker.model_bytes import ModelFormatError, escaped, excerpt
+from io_worker.model_bytes import Cursor, ModelFormatError, escaped, excerpt
 
 WHOLE = gguf([entry("key", U8, 1)])
 
@@ -97,6 +98,34 @@ def test_descriptors_are_closed(tmp_path: Path) -> None:
     for path in (bad, tmp_path, tmp_path / "missing"):
         refusal(path)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_refuses_a_header_longer_than_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf([entry(f"key{index}", U8, 1) for index in range(100)]))
+    monkeypatch.setattr(model_bytes, "MAX_METADATA_BYTES", 1000)
+    assert "expected a header of at most 1000 bytes" in str(refusal(path))
+
+
+def test_refuses_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(WHOLE)
+    with path.open("rb") as file:
+        cursor = Cursor(str(path), file.fileno())
+        os.truncate(path, 10)
+        with pytest.raises(ModelFormatError, match="found 10: file shrank"):
+            cursor.need(20, "n_kv")
+
+
+def test_a_failing_read_is_a_refusal(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(WHOLE)
+    with path.open("ab") as file:  # a descriptor that cannot be read
+        cursor = Cursor(str(path), file.fileno())
+        with pytest.raises(ModelFormatError, match="found: Bad file descriptor"):
+            cursor.need(4, "magic")
 
 
 @given(text=st.text())
