@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from compute_worker.engine import Engine
 from compute_worker.feed import ExpertFeed
 from compute_worker.kept import KeptPrompt
-from compute_worker.kernels import Kernels, select
+from compute_worker.kernel_choice import select
+from compute_worker.kernels import Kernels
 from compute_worker.kv import KvCache
 from compute_worker.link import Link
 from compute_worker.matrix import Bytes

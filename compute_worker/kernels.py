@@ -1,16 +1,15 @@
-"""The heavy operations behind one record of functions, and the choice of who provides them.
+"""The heavy operations behind one record of functions.
 
 Rule for every provider: an output element depends on its weight row and its own token only. The
 order of additions over the inner dimension is fixed by type and length, never by the number of
 tokens, rows or threads. So batching, chunks, waves and thread counts never change a bit.
 
-A provider is a row of `BUILDERS`. `reference` is the definition of every operation.
+Providers are rows of `kernel_choice.BUILDERS`. `reference` is the definition of every operation.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from compute_worker import reference
 from compute_worker.kv import KvCache
 from compute_worker.matrix import Addresses, ExpertShape, Floats, Integers, Matrix
 
@@ -35,35 +34,3 @@ class Kernels:
     store_kv: StoreKv
     park: Callable[[], None]  # threads stop spinning; the next call wakes them
     close: Callable[[], None]  # threads end; no other function may be called afterwards
-
-
-def _numpy(numerics: str, n_threads: int) -> Kernels:
-    """The references. They know one numerics (exact) and one thread whatever was asked for."""
-    return Kernels(
-        name="numpy",
-        matmul=reference.matmul,
-        expert_blocks=reference.expert_blocks,
-        attention=reference.attention,
-        store_kv=reference.store_kv,
-        park=_nothing,
-        close=_nothing,
-    )
-
-
-def _nothing() -> None:
-    """No threads to park or end."""
-
-
-BUILDERS: Mapping[str, Callable[[str, int], Kernels]] = {"numpy": _numpy}
-
-
-def select(kind: str, numerics: str, n_threads: int) -> Kernels:
-    """Build the kernels of one provider.
-
-    `kind` is a key of `BUILDERS`, `numerics` is "exact" or "fast". Raises `KernelError`.
-    """
-    build = BUILDERS.get(kind)
-    if build is None:
-        known = ", ".join(BUILDERS)
-        raise KernelError(f"kernels: expected one of {known}, found {kind}; use --kernels numpy")
-    return build(numerics, n_threads)

@@ -7,7 +7,8 @@ import numpy as np
 
 from compute_worker.arch import ModelSpec, resolve
 from compute_worker.forward import Batch, combine, embed, forward, group_by_expert, logits
-from compute_worker.kernels import Kernels, select
+from compute_worker.kernel_choice import select
+from compute_worker.kernels import Kernels
 from compute_worker.kv import KvCache, n_blocks_needed
 from compute_worker.matrix import ExpertShape, Floats, Integers
 from compute_worker.weights import load_weights

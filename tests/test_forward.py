@@ -22,7 +22,7 @@ from compute_worker.forward import (
     rotation_of,
     route,
 )
-from compute_worker.kernels import select
+from compute_worker.kernel_choice import select
 from compute_worker.matrix import Floats, Matrix
 from compute_worker.weights import Router
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from compute_worker.kernels import BUILDERS, KernelError, select
+from compute_worker.kernel_choice import BUILDERS, select
+from compute_worker.kernels import KernelError
 from compute_worker.matrix import Matrix
 
 

@@ -1,0 +1,115 @@
+"""Settings that must not change a bit, and the combinations of them that are tried.
+
+    python tests/identical.py --all      every combination (minutes); `make identical`
+
+`covering_arms` is a set in which every pair of values of two settings occurs together at least
+once: what the suite runs.
+"""
+
+import argparse
+import itertools
+import random
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from arms import run_arm
+from gguf_builder import tiny_model
+
+from compute_worker.arch import resolve
+from coordinator.slot_classes import smallest_pool_bytes
+from io_worker.model_file import open_model
+
+Arm = tuple[str, ...]  # one value of every setting
+
+SETTINGS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "processes": {
+        "io-workers 0": ("--io-workers", "0"),
+        "io-threads 2": ("--io-workers", "0", "--io-threads", "2"),
+        "io-workers 1 depth 1": ("--io-workers", "1", "--queue-depth", "1"),
+        "io-workers 1 depth 4": ("--io-workers", "1", "--queue-depth", "4"),
+        "io-workers 2 depth 4": ("--io-workers", "2", "--queue-depth", "4"),
+        "single process": ("--single-process",),
+        "single process, io-threads 2": ("--single-process", "--io-threads", "2"),
+    },
+    "reader": {"direct": ("--reader", "direct"), "buffered": ("--reader", "buffered")},
+    "policy": {
+        name: ("--policy", name) for name in ("lru", "layer-lru", "lfu", "slru", "static")
+    },
+    "pool": {"smallest": ("--pool", "smallest"), "half": ("--pool", "50%"), "all": ("--pool", "all")},
+    "chunk": {"64": ("--chunk", "64"), "512": ("--chunk", "512")},
+}
+N_PROMPT_TOKENS, N_NEW_TOKENS = 150, 8
+
+
+def all_arms() -> list[Arm]:
+    """Every combination."""
+    return list(itertools.product(*SETTINGS.values()))
+
+
+def covering_arms() -> list[Arm]:
+    """A small set of arms with every pair of values; greedy, the same at every call."""
+    uncovered = {pair for arm in all_arms() for pair in _pairs(arm)}
+    rng = random.Random(0)
+    chosen = []
+    while uncovered:
+        candidates = rng.sample(all_arms(), 100)
+        best = max(candidates, key=lambda arm: len(uncovered & _pairs(arm)))
+        chosen.append(best)
+        uncovered -= _pairs(best)
+    return chosen
+
+
+def _pairs(arm: Arm) -> set[tuple[tuple[int, str], tuple[int, str]]]:
+    return set(itertools.combinations(enumerate(arm), 2))
+
+
+def flags_of(arm: Arm, smallest_pool_bytes: int) -> tuple[str, ...]:
+    """The flags of an arm."""
+    found = [SETTINGS[name][value] for name, value in zip(SETTINGS, arm, strict=True)]
+    flags = tuple(itertools.chain(*found))
+    return tuple(str(smallest_pool_bytes) if flag == "smallest" else flag for flag in flags)
+
+
+def make_model(folder: Path) -> Path:
+    """Four layers of two slab sizes, so that slot classes and waves occur."""
+    return tiny_model(folder / "tiny.gguf", n_layers=4, quantisation="Q4_K_M", n_active=3)
+
+
+def prompt_tokens(vocabulary_size: int) -> list[int]:
+    """Different tokens, so that routing varies."""
+    rng = random.Random(3)
+    return [rng.randrange(vocabulary_size) for _ in range(N_PROMPT_TOKENS)]
+
+
+def main() -> int:
+    """Run the arms, report those that differ."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--all", action="store_true", help="every combination")
+    arms = all_arms() if parser.parse_args().all else covering_arms()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = make_model(folder)
+        tokens, smallest = describe(model)
+        expected = None
+        n_different = 0
+        for number, arm in enumerate(arms):
+            flags = flags_of(arm, smallest)
+            found = run_arm(model, tokens, flags, folder / "kept.npz", N_NEW_TOKENS)
+            expected = expected or found
+            n_different += found != expected
+            verdict = "same" if found == expected else "DIFFERENT"
+            print(f"{number + 1}/{len(arms)} {verdict}: {', '.join(arm)}", flush=True)
+    print(f"{len(arms)} arms, {n_different} different")
+    return 1 if n_different else 0
+
+
+def describe(model: Path) -> tuple[list[int], int]:
+    """A prompt for the model, and the bytes of its smallest legal pool."""
+    spec = resolve(open_model(model))
+    return prompt_tokens(spec.vocabulary_size), smallest_pool_bytes(spec.slabs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
