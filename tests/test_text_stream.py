@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.text_stream import TextStream
@@ -92,6 +92,7 @@ noise = st.binary(max_size=12)
 stops = st.lists(st.text(alphabet="ab\né🦙", min_size=1, max_size=5), max_size=4).map(tuple)
 
 
+@settings(deadline=None)
 @given(st.lists(texts | noise, max_size=4).map(b"".join), stops, st.data())
 def test_any_split_prints_the_same(data: bytes, stop: tuple[str, ...], draw: st.DataObject) -> None:
     cuts = draw.draw(st.lists(st.integers(0, len(data)), max_size=20).map(sorted))
@@ -102,6 +103,7 @@ def test_any_split_prints_the_same(data: bytes, stop: tuple[str, ...], draw: st.
     assert ("".join(pushed) + finished, stopped) == expected
 
 
+@settings(deadline=None)
 @given(st.lists(texts, max_size=8), stops)
 def test_never_holds_back_more_than_could_begin_a_stop(
     pieces: list[bytes], stop: tuple[str, ...]
