@@ -77,7 +77,8 @@ class MemoryPlan:
     chunk_tokens: int
     layout: PoolLayout
     class_of_layer: tuple[int, ...]
-    n_experts: int
+    n_experts: int  # of all layers
+    n_active: int  # used per token and layer
     token_cycle_bytes: int
 
     @property
@@ -93,8 +94,11 @@ class MemoryPlan:
 
     @property
     def holds_token_cycle(self) -> bool:
-        """Whether the pool holds what one token touches: below it a plain LRU never hits."""
-        return self.pool_bytes >= self.token_cycle_bytes
+        """Whether every class holds what one token uses of it: below, a plain LRU never hits."""
+        return all(
+            cls.n_slots >= self.n_active * self.class_of_layer.count(index)
+            for index, cls in enumerate(self.layout.classes)
+        )
 
     def describe(self) -> str:
         """One line for people."""
@@ -133,8 +137,8 @@ def scratch_bytes(spec: ModelSpec, chunk_tokens: int) -> int:
 def plan_memory(request: MemoryRequest, spec: ModelSpec, available: AvailableMemory) -> MemoryPlan:
     """Divide the budget.
 
-    Raises `ConfigError` for a request that does not fit the model, `ResourceError` for one that does
-    not fit the machine, or for a budget that does not hold the smallest legal plan.
+    Raises `ConfigError` for a request that does not fit the model, `ResourceError` for one that
+    does not fit the machine, or for a budget that does not hold the smallest legal plan.
     """
     _check_against_model(request, spec)
     budget, source = _budget(request, available)
@@ -181,6 +185,7 @@ def plan_memory(request: MemoryRequest, spec: ModelSpec, available: AvailableMem
         layout=layout,
         class_of_layer=class_of_layer,
         n_experts=spec.slabs.n_experts * len(spec.slabs.layers),
+        n_active=spec.n_active,
         token_cycle_bytes=token_cycle_bytes(spec),
     )
 
