@@ -59,25 +59,35 @@ def test_both_ends_talk_after_the_socket_file_is_gone(context: Context, short_pa
             assert parent.recv() == b"to the parent"
 
 
+@pytest.mark.timeout(30)
 @pytest.mark.parametrize("is_bound", [True, False])
 def test_exit_does_not_wait_for_messages_nobody_takes(short_path: Path, is_bound: bool) -> None:
     directory = make_socket_directory([short_path])
-    with zmq.Context() as context:
-        socket = pair_socket(context, endpoint_in(directory), bind=True)
-        peer = pair_socket(context, endpoint_in(directory), bind=False)
-        unread = socket if is_bound else peer
-        for _ in range(100):
-            unread.send(b"x" * 10_000)
-        before = time.monotonic()
-        socket.close()
-        peer.close()
+    ours, theirs = zmq.Context(), zmq.Context()
+    # the one that binds comes first
+    ends = [
+        pair_socket(ours if is_bound == binds else theirs, endpoint_in(directory), bind=binds)
+        for binds in (True, False)
+    ]
+    sender, silent = ends if is_bound else reversed(ends)
+    assert sender.poll(5000, zmq.POLLOUT)
+    while sender.poll(300, zmq.POLLOUT):  # until it is full: the peer lives and takes nothing
+        sender.send(b"x" * 10_000, zmq.DONTWAIT)
+    before = time.monotonic()
+    sender.close()
+    ours.term()
     assert time.monotonic() - before < 2
+    silent.close(linger=0)
+    theirs.term()
 
 
-def test_without_a_peer_a_send_fails_and_is_not_queued(context: Context, short_path: Path) -> None:
+@pytest.mark.parametrize("binds", [True, False])
+def test_without_a_peer_a_send_fails_and_is_not_queued(
+    context: Context, short_path: Path, binds: bool
+) -> None:
     directory = make_socket_directory([short_path])
     with (
-        pair_socket(context, endpoint_in(directory), bind=True) as socket,
+        pair_socket(context, endpoint_in(directory), bind=binds) as socket,
         pytest.raises(zmq.Again),
     ):
         socket.send(b"x", zmq.DONTWAIT)
@@ -133,6 +143,10 @@ def test_only_what_a_killed_start_left_is_removed(short_path: Path) -> None:
     for name in left + kept:
         (short_path / name).mkdir(mode=0o700)
         (short_path / name / "link").touch()
+    if os.getuid() == 0:  # only root can make a directory that is another user's
+        (short_path / f"{gone}-5").mkdir()
+        os.chown(short_path / f"{gone}-5", 65534, 65534)
+        kept.append(f"{gone}-5")
     (short_path / f"{gone}-2").touch()  # a file, not a directory
     (short_path / f"{gone}-3").symlink_to(short_path / "other")
     full = short_path / f"{gone}-4"

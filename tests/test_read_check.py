@@ -47,36 +47,52 @@ def test_the_one_range_of_a_packed_file_may_fill_the_slot() -> None:
         check_read(too_long, WINDOWS, FILES)
 
 
+def moved(read: SlabRead, index: int, file_offset: int) -> SlabRead:
+    """The range from another place of the file, with the pool offset that belongs to it."""
+    window = WINDOWS[read.lease.slot][index][0]
+    return with_range(
+        read, index, file_offset=file_offset, pool_offset=window + file_offset % ALIGNMENT
+    )
+
+
 GOOD = read_of(1)
 POOL_OFFSET = GOOD.ranges[0].pool_offset
 BAD = {
-    "slot one too high": replace(GOOD, lease=SlotLease(LAYOUT.n_slots, 5)),
-    "slot 2^63-1": replace(GOOD, lease=SlotLease(MAX_INTEGER, 5)),
-    "layer over u32": replace(GOOD, layer=2**32),
-    "expert over u32": replace(GOOD, expert=2**32),
-    "no range": replace(GOOD, ranges=()),
-    "two ranges": replace(GOOD, ranges=GOOD.ranges[:2]),
-    "four ranges": replace(GOOD, ranges=GOOD.ranges + GOOD.ranges[:1]),
-    "file that is not there": with_range(GOOD, 0, file=2),
-    "zero bytes": with_range(GOOD, 1, n_bytes=0),
-    "offset at the end": with_range(GOOD, 2, file_offset=FILES[0]),
-    "one byte past the end": with_range(GOOD, 2, file_offset=FILES[0] - RANGE_BYTES + 1),
-    "offset 2^63-1": with_range(GOOD, 2, file_offset=MAX_INTEGER),
-    "longer than the window": with_range(GOOD, 0, n_bytes=WINDOW),
-    "length 2^63-1": with_range(GOOD, 0, n_bytes=MAX_INTEGER),
-    "one byte further in the pool": with_range(GOOD, 0, pool_offset=POOL_OFFSET + 1),
-    "one page further in the pool": with_range(GOOD, 0, pool_offset=POOL_OFFSET + ALIGNMENT),
-    "window of another range": with_range(GOOD, 0, pool_offset=GOOD.ranges[1].pool_offset),
-    "window of another slot": with_range(GOOD, 0, pool_offset=read_of(2).ranges[0].pool_offset),
-    "the header array": with_range(GOOD, 0, pool_offset=12_345 % ALIGNMENT),
-    "pool offset 2^63-1": with_range(GOOD, 0, pool_offset=MAX_INTEGER),
+    "slot one too high": (replace(GOOD, lease=SlotLease(LAYOUT.n_slots, 5)), "a slot below 5"),
+    "slot 2^63-1": (replace(GOOD, lease=SlotLease(MAX_INTEGER, 5)), "a slot below 5"),
+    "layer over u32": (replace(GOOD, layer=2**32), "layer and expert of at most"),
+    "expert over u32": (replace(GOOD, expert=2**32), "layer and expert of at most"),
+    "no range": (replace(GOOD, ranges=()), "3 ranges or 1, found 0"),
+    "two ranges": (replace(GOOD, ranges=GOOD.ranges[:2]), "3 ranges or 1, found 2"),
+    "four ranges": (replace(GOOD, ranges=GOOD.ranges + GOOD.ranges[:1]), "found 4"),
+    "file that is not there": (with_range(GOOD, 0, file=2), "a file below 2, found 2"),
+    "zero bytes": (with_range(GOOD, 1, n_bytes=0), "at least 1 byte"),
+    "offset at the end": (moved(GOOD, 2, FILES[0]), "within 1000000 bytes"),
+    "one byte past the end": (moved(GOOD, 2, FILES[0] - RANGE_BYTES + 1), "within 1000000 bytes"),
+    "the end of the other file": (with_range(GOOD, 0, file=1, n_bytes=40_000), "within 50000"),
+    "offset 2^63-1": (moved(GOOD, 2, MAX_INTEGER), "within 1000000 bytes"),
+    "longer than the window": (with_range(GOOD, 0, n_bytes=WINDOW), "fits a window"),
+    "length 2^63-1": (with_range(GOOD, 0, n_bytes=MAX_INTEGER), "within 1000000 bytes"),
+    "one byte further": (with_range(GOOD, 0, pool_offset=POOL_OFFSET + 1), "pool byte"),
+    "one page further": (with_range(GOOD, 0, pool_offset=POOL_OFFSET + ALIGNMENT), "pool byte"),
+    "another window": (
+        with_range(GOOD, 0, pool_offset=GOOD.ranges[1].pool_offset),
+        "pool byte",
+    ),
+    "another slot": (
+        with_range(GOOD, 0, pool_offset=read_of(2).ranges[0].pool_offset),
+        "pool byte",
+    ),
+    "the header array": (with_range(GOOD, 0, pool_offset=12_345 % ALIGNMENT), "pool byte"),
+    "pool offset 2^63-1": (with_range(GOOD, 0, pool_offset=MAX_INTEGER), "pool byte"),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_a_bad_figure_is_refused(case: str) -> None:
-    with pytest.raises(ReadError, match="refused: expected") as caught:
-        check_read(BAD[case], WINDOWS, FILES)
+    read, words = BAD[case]
+    with pytest.raises(ReadError, match=f"refused: expected .*{words}") as caught:
+        check_read(read, WINDOWS, FILES)
     assert not caught.value.model_changed
 
 

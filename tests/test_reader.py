@@ -1,5 +1,7 @@
-import contextlib
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from read_cases import (
 from io_worker.reader import (
     CHECK_INTERVAL_NS,
     FileSource,
+    ModelFile,
     ModelFileError,
     ReadError,
     change_of,
@@ -160,6 +163,33 @@ def test_the_identity_is_looked_at_once_per_interval(model: Path) -> None:
             source.check(CHECK_INTERVAL_NS + 2)  # known now, whatever the clock says
 
 
+def test_no_thread_passes_while_another_looks_at_the_file(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_looking, may_go_on = threading.Event(), threading.Event()
+
+    def slow_change_of(file: ModelFile) -> str | None:
+        is_looking.set()
+        may_go_on.wait(20)
+        return change_of(file)
+
+    with opened(model) as file:
+        with model.open("r+b") as writer:
+            writer.write(b"!")
+        source = FileSource(file, drop_cache=False, preadv=os.preadv)
+        with ThreadPoolExecutor(2) as threads:
+            monkeypatch.setattr("io_worker.reader.change_of", slow_change_of)
+            first = threads.submit(source.check, 1)
+            assert is_looking.wait(20)
+            second = threads.submit(source.check, 2)
+            with suppress(TimeoutError):
+                second.result(0.05)  # passes only if it does not look for itself
+            may_go_on.set()
+            for check in (first, second):
+                with pytest.raises(ReadError, match="model changed on disk"):
+                    check.result(20)
+
+
 def test_drop_cache_gives_the_same_bytes(model: Path) -> None:
     with opened(model) as file, pool_of(1, *[50_000] * 3) as (pool, _):
         source = FileSource(file, drop_cache=True, preadv=os.preadv)
@@ -172,7 +202,7 @@ def open_names() -> list[str]:
     """What the descriptors of this process name; the one of the listing itself is gone again."""
     names = []
     for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):
             names.append(str(link.readlink()))
     return names
 
