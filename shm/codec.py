@@ -9,6 +9,8 @@ This module does not know which messages exist (see `messages`).
 """
 
 import dataclasses
+import functools
+import operator
 import types
 import typing
 from collections.abc import Callable
@@ -26,18 +28,23 @@ class MessageError(Exception):
     """A control message is not what its declaration says."""
 
 
-def encode_fields(value: Any) -> Any:
-    """A dataclass as the list of its field values; sequences and scalars as they are."""
-    if dataclasses.is_dataclass(value):
-        return [encode_fields(getattr(value, name)) for name in value.__dataclass_fields__]
-    if isinstance(value, tuple):
-        return [encode_fields(item) for item in value]
-    return value
-
-
 def pack(tag: str, message: Any) -> bytes:
     """Encode one message behind its tag."""
-    return typing.cast(bytes, msgpack.packb([tag, *encode_fields(message)], use_bin_type=True))
+    fields = (tag, *_fields_of(message))
+    return typing.cast(bytes, msgpack.packb(fields, use_bin_type=True, default=_fields_of))
+
+
+def _fields_of(value: Any) -> tuple[Any, ...]:
+    """Field values of a dataclass, in order. msgpack asks for what it does not know itself."""
+    return _getter(type(value))(value)
+
+
+@functools.cache
+def _getter(cls: type) -> Callable[[Any], tuple[Any, ...]]:
+    names = [field.name for field in dataclasses.fields(cls)]
+    if len(names) < 2:  # attrgetter of one name gives the bare value
+        return lambda value: tuple([getattr(value, name) for name in names])
+    return operator.attrgetter(*names)
 
 
 def unpack(data: bytes) -> tuple[str, list[Any]]:
@@ -60,10 +67,13 @@ def decoder_for(cls: type) -> Decoder:
     hints = typing.get_type_hints(cls)
     names = [field.name for field in dataclasses.fields(cls)]
     decoders = [_decoder(hints[name], f"{cls.__name__}.{name}") for name in names]
+    is_integers_only = all(hints[name] is int for name in names)
 
     def decode(raw: Any) -> Any:
         if not isinstance(raw, list) or len(raw) != len(decoders):
             raise MessageError(f"{cls.__name__}: expected {len(decoders)} fields")
+        if is_integers_only and _are_integers(raw):  # the bulk of what travels per layer
+            return cls(*raw)
         return cls(*[decoder(item) for decoder, item in zip(decoders, raw, strict=True)])
 
     return decode
@@ -72,7 +82,8 @@ def decoder_for(cls: type) -> Decoder:
 def _decoder(hint: Any, where: str) -> Decoder:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
-        return _sequence(_decoder(arguments[0], where), where)
+        item = arguments[0]
+        return _sequence(_decoder(item, where), where, of_integers=item is int)
     if origin is tuple and arguments:
         return _fixed([_decoder(argument, where) for argument in arguments], where)
     if origin is types.UnionType and len(arguments) == 2 and arguments[1] is type(None):
@@ -89,10 +100,20 @@ def _decoder(hint: Any, where: str) -> Decoder:
     raise TypeError(f"{where}: no decoder for {hint!r}")
 
 
-def _sequence(decode_item: Decoder, where: str) -> Decoder:
+def _are_integers(raw: list[Any]) -> bool:
+    # a plain loop: a generator costs twice as much for the few fields of a record
+    for value in raw:  # noqa: SIM110
+        if type(value) is not int or not 0 <= value <= MAX_INTEGER:
+            return False
+    return True
+
+
+def _sequence(decode_item: Decoder, where: str, *, of_integers: bool) -> Decoder:
     def decode(raw: Any) -> tuple[Any, ...]:
         if not isinstance(raw, list):
             raise MessageError(f"{where}: expected an array, found {type(raw).__name__}")
+        if of_integers and _are_integers(raw):
+            return tuple(raw)
         return tuple([decode_item(item) for item in raw])
 
     return decode
