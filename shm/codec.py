@@ -40,7 +40,7 @@ def _fields_of(value: Any) -> tuple[Any, ...]:
 
 
 @functools.cache
-def _getter(cls: type) -> Callable[[Any], tuple[Any, ...]]:
+def _getter(cls: Any) -> Callable[[Any], tuple[Any, ...]]:
     names = [field.name for field in dataclasses.fields(cls)]
     if len(names) < 2:  # attrgetter of one name gives the bare value
         return lambda value: tuple([getattr(value, name) for name in names])
