@@ -27,6 +27,7 @@ from shm.messages import (
     Abort,
     ExpertUse,
     Grant,
+    Location,
     Need,
     ReadFailed,
     ReadSpan,
@@ -64,6 +65,7 @@ class Residency:
         self._reads = ReadDispatch()
         self._layer: _Layer | None = None
         self._standing: set[int] = set()
+        self._locations: dict[int, Location] = {}  # by slot, of what is ready there
         self._share_of_layer = geometry.share_of_layers()
         # layers with a slot for every expert: nothing of theirs is ever evicted
         self._may_stand = {
@@ -248,9 +250,9 @@ class Residency:
                 for slot in hits:
                     self.slots.unpin(slot)
                 self._standing.add(number)
-                locations = tuple(self.geometry.location(slot) for slot in ready)
+                locations = tuple([self._locations[slot.number] for slot in ready])
                 return ToCompute(Grant(number, locations, (), 0, True))
-        locations = tuple(self.geometry.location(slot) for slot in hits)
+        locations = tuple([self._locations[slot.number] for slot in hits])
         return ToCompute(Grant(number, locations, (), layer.n_waiting, False))
 
     # Answers of the readers
@@ -261,6 +263,7 @@ class Residency:
         if slot is None:
             return []
         self.slots.ready(slot)
+        self._locations[slot.number] = location = self.geometry.location(slot)
         self.counters.reads += 1
         self.counters.bytes_read += ready.bytes_read
         self.counters.bytes_over_read += ready.bytes_over_read
@@ -272,7 +275,7 @@ class Residency:
         if layer and layer.need.layer == number and expert in layer.missing:
             layer.missing.remove(expert)
             span = ReadSpan(ready.start_ns, ready.stop_ns)
-            grant = Grant(number, (self.geometry.location(slot),), (span,), layer.n_waiting, False)
+            grant = Grant(number, (location,), (span,), layer.n_waiting, False)
             actions.append(ToCompute(grant))
         return actions + self._dispatch()
 

@@ -13,7 +13,7 @@ import functools
 import operator
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import msgpack
@@ -40,8 +40,8 @@ def _fields_of(value: Any) -> tuple[Any, ...]:
 
 
 @functools.cache
-def _getter(cls: Any) -> Callable[[Any], tuple[Any, ...]]:
-    names = [field.name for field in dataclasses.fields(cls)]
+def _getter(cls: Hashable) -> Callable[[Any], tuple[Any, ...]]:
+    names = [field.name for field in dataclasses.fields(typing.cast(Any, cls))]
     if len(names) < 2:  # attrgetter of one name gives the bare value
         return lambda value: tuple([getattr(value, name) for name in names])
     return operator.attrgetter(*names)
