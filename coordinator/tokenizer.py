@@ -17,8 +17,9 @@ from tokenizers import Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as Merger
 
 from coordinator.pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from coordinator.special_tokens import split_special
 from coordinator.vocabulary import TokenType, Vocabulary, ids_of_types, read_vocabulary
-from io_worker.gguf_header import ModelFormatError
+from io_worker.gguf_header import ModelFormatError, escaped
 
 MODELS = ("gpt2", "llama")
 # 500,000 tokens of prose, more than any context here. The worst text (a token per byte) takes 1 to
@@ -163,7 +164,7 @@ def build_tokenizer(metadata: Mapping[str, object], path: str) -> Tokenizer:
     warning = None
     if pre is None:
         warning = (
-            f"{path}: tokenizer.ggml.pre is missing, words are cut by the default rule; "
+            f"{escaped(path)}: tokenizer.ggml.pre is missing, words are cut by the default rule; "
             "answers may be worse, convert the model again"
         )
     vocabulary = read_vocabulary(metadata, path, {})
@@ -176,7 +177,7 @@ _LLAMA_IDS = {"unknown_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 def _unknown(path: str, field: str, found: object, known: Iterable[str]) -> TokenizerError:
     return TokenizerError(
-        f"{path}: {field}: expected one of {', '.join(known)}; found {found!r:.80}; "
+        f"{escaped(path)}: {field}: expected one of {', '.join(known)}; found {found!r:.80}; "
         "text cannot be made into tokens for this model"
     )
 
@@ -249,29 +250,6 @@ def _checked_text(text: str) -> str:
     if n_bytes > MAX_TEXT_BYTES:
         raise TokenizerError(f"text: expected at most {MAX_TEXT_BYTES} bytes, found {n_bytes}")
     return text
-
-
-def split_special(text: str, special: Mapping[str, int]) -> list[str | int]:
-    """Cut `text` at the special tokens of `special`, which are tried in its order.
-
-    Longer tokens come first and are found in the whole text before shorter ones, as in llama.cpp.
-    """
-    fragments: list[str | int] = [text] if text else []
-    for token, token_id in special.items():
-        if token not in text:
-            continue
-        cut: list[str | int] = []
-        for fragment in fragments:
-            if isinstance(fragment, int):
-                cut.append(fragment)
-                continue
-            for index, part in enumerate(fragment.split(token)):
-                if index:
-                    cut.append(token_id)
-                if part:
-                    cut.append(part)
-        fragments = cut
-    return fragments
 
 
 def byte_of_character() -> dict[str, bytes]:

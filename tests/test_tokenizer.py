@@ -23,7 +23,6 @@ from coordinator.tokenizer import (
     SPACE_MARK,
     TokenizerError,
     build_tokenizer,
-    split_special,
 )
 
 # Byte pairs
@@ -111,24 +110,6 @@ def test_control_tokens_are_parsed_on_demand_only() -> None:
     assert parsed == ["a", "<|im_end|>", "<think>"]
     # user-defined tokens are parsed in any case, as in llama.cpp
     assert literal == [*"a<|im_end|>", "<think>"]
-
-
-SPLITS: list[tuple[str, dict[str, int], list[str | int]]] = [
-    ("", {"<a>": 1}, []),
-    ("xy", {"<a>": 1}, ["xy"]),
-    ("<a>", {"<a>": 1}, [1]),
-    ("x<a><a>y", {"<a>": 1}, ["x", 1, 1, "y"]),
-    # the longer one is found everywhere before the shorter one
-    ("     ", {"   ": 3, "  ": 2}, [3, 2]),
-    ("abcd", {"bcd": 1, "abc": 2}, ["a", 1]),
-    # found in what is left only, never across a token that was cut out
-    ("a<x>b", {"<x>": 1, "ab": 2}, ["a", 1, "b"]),
-]
-
-
-@pytest.mark.parametrize(("text", "special", "fragments"), SPLITS)
-def test_split_special(text: str, special: dict[str, int], fragments: list[str | int]) -> None:
-    assert split_special(text, special) == fragments
 
 
 def test_longer_special_tokens_are_tried_first() -> None:
