@@ -74,9 +74,13 @@ def _q2_k(deviation: float) -> Stamps:
 
 
 def _q3_k(deviation: float) -> Stamps:
-    """32 bytes of high bits, 64 of pairs, 12 of 6-bit scales (all 8 above their bias 32), d."""
-    scales = _fill(96, 104, 8 | 8 << 4) + _fill(104, 108, 0xAA)
-    return scales + _half(108, deviation / (8 * 2.29))
+    """32 bytes of high bits, 64 of pairs, 12 of 6-bit scales above a bias of 32, d.
+
+    Quants go from -4 to 3, so scales of +8 and -8 take turns: together they have no mean.
+    """
+    low_bits = _fill(96, 104, 8 | 8 << 4)
+    high_bits = [(104, 0xAA), (105, 0x55), (106, 0xAA), (107, 0x55)]
+    return low_bits + high_bits + _half(108, deviation / (8 * 2.29))
 
 
 def _q4_k(deviation: float) -> Stamps:
