@@ -22,8 +22,9 @@ from compute_worker.link import Link
 from compute_worker.matrix import Floats, Integers
 from compute_worker.sampling import SequenceSampler
 from compute_worker.weights import Weights
-from shm.messages import Sampled, Slice, Step, StepDone, StepTimes, Submit
+from shm.messages import Progress, Sampled, Slice, Step, StepDone, StepTimes, Submit
 
+PROGRESS_SECONDS = 0.2
 N_RECENT_TOKENS = 64  # of a prompt slice: what they use is what the answer will use first
 
 
@@ -57,6 +58,7 @@ class Engine:
         self._feed = feed
         self._link = link
         self._on_kept = on_kept
+        self._next_progress = 0.0
         self._sequences: dict[int, Sequence] = {}
         self._partial: dict[tuple[Slice, ...], Floats] = {}  # hidden state of a cut prompt chunk
 
@@ -124,8 +126,21 @@ class Engine:
         """The layers of a step, one by one: before each, `Cancel` may end it."""
         for layer in range(step.first_layer, step.stop_layer):
             self._look_for_cancel(step)
+            self._tell_progress(step, layer)
             yield layer
             self.n_layers_done += 1
+
+    def _tell_progress(self, step: Step, layer: int) -> None:
+        """A long prompt: which part of it is done, in tokens times layers, a few times a second."""
+        part = step.slices[0]
+        n_prompt = len(self._sequences[part.request].submit.prompt)
+        now = time.monotonic()
+        if part.start >= n_prompt or now < self._next_progress:
+            return
+        self._next_progress = now + PROGRESS_SECONDS
+        n_layers = self._weights.spec.n_layers
+        done = part.start * n_layers + part.n_tokens * layer
+        self._link.send(Progress("prompt", done, n_prompt * n_layers))
 
     def _experts(self, step: Step) -> Experts:
         kept = self._sequences[step.slices[0].request].kept

@@ -42,7 +42,7 @@ from coordinator.state import (
 from coordinator.terminal import Terminal
 from io_worker.read_queue import ReadQueue
 from io_worker.slab_reader import SlabReader
-from shm.messages import Cancel, Finished, Step, Submit
+from shm.messages import Cancel, Finished, Progress, Step, Submit
 from shm.pool import PoolMapping, create_pool
 
 ACCOUNT_SECONDS = 0.5
@@ -52,17 +52,21 @@ READ_WAIT_SECONDS = 0.1
 class CoreLink:
     """The `Link` of compute to a core in the same process. Reads happen in its `receive`."""
 
-    def __init__(self, core: Core, queue: ReadQueue, signals: Signals) -> None:
+    def __init__(self, core: Core, queue: ReadQueue, signals: Signals, terminal: Terminal) -> None:
         self.core = core
         self.deliveries: list[Deliver | Ended] = []
         self._queue = queue
         self._signals = signals
+        self._terminal = terminal
         self._inbox: deque[Any] = deque()
         self._cancelled_for_signal = False
 
     def send(self, message: Any) -> None:
         """See `Link`."""
-        self.handle(FromCompute(message))
+        if isinstance(message, Progress):
+            self._terminal.progress(message.phase, message.done, message.total)
+        else:
+            self.handle(FromCompute(message))
 
     def receive(self) -> Any:
         """See `Link`."""
@@ -186,6 +190,7 @@ class SingleRunner:
             if isinstance(action, Ended):
                 listener.on_ended(action)
                 continue
+            self.terminal.end_progress()
             for end in listener.on_tokens(action.sampled):
                 self._link.handle(end)
 
@@ -232,7 +237,7 @@ def running(
     reader = SlabReader(setup.files, pool.view, setup.reader.name, drop_cache=True)
     queue = ReadQueue(setup.config.io_threads, reader, pool)
     core = build_core(setup)
-    link = CoreLink(core, queue, signals)
+    link = CoreLink(core, queue, signals, terminal)
     assembled = assemble(settings, pool, link, terminal.progress)
     for text in assembled.warnings:
         terminal.warning(text)

@@ -36,7 +36,7 @@ def pack(tag: str, message: Any) -> bytes:
 
 def _fields_of(value: Any) -> tuple[Any, ...]:
     """Field values of a dataclass, in order. msgpack asks for what it does not know itself."""
-    return _getter(type(value))(value)
+    return _getter(typing.cast(Hashable, type(value)))(value)
 
 
 @functools.cache
