@@ -22,7 +22,8 @@ _KEY = "tokenizer.ggml."
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 
 # Texts that end an answer wherever they exist, next to the ids that the file names; the list of
-# llama.cpp (src/llama-vocab.cpp). The second group are ordinary words in some vocabularies, so they
+# llama.cpp (src/llama-vocab.cpp). They count as control tokens, since converters mark them in many
+# ways and a text from outside must not hold them by accident. The second group are ordinary words in some vocabularies, so they
 # count only where the file marks them as special.
 _STOP_TEXTS = (
     "<|eot_id|>",
@@ -136,16 +137,17 @@ def read_vocabulary(
             "unknown_token_id",
         )
     }
+    stop_ids = _stop_ids(ids, types)
     ends = [special["eos_token_id"], special["eot_token_id"], special["eom_token_id"]]
     return Vocabulary(
         ids=ids,
-        types=types,
+        types=bytes([TokenType.CONTROL if n in stop_ids else t for n, t in enumerate(types)]),
         merges=_read_merges(reader, ids),
         scores=_read_scores(reader, len(ids)),
         bos_id=special["bos_token_id"],
         eos_id=special["eos_token_id"],
         unknown_id=special["unknown_token_id"],
-        stop_ids=_stop_ids(ids, types) | {id_ for id_ in ends if id_ is not None},
+        stop_ids=stop_ids | {id_ for id_ in ends if id_ is not None},
         add_bos=reader.scalar("add_bos_token", bool),
         add_eos=reader.scalar("add_eos_token", bool),
         add_space_prefix=reader.scalar("add_space_prefix", bool),

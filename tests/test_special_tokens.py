@@ -32,8 +32,10 @@ def split_one_after_the_other(text: str, special: list[str]) -> list[str | int]:
     for token_id, token in enumerate(special):
         cut: list[str | int] = []
         for fragment in fragments:
-            parts = fragment.split(token) if isinstance(fragment, str) else [fragment]
-            for index, part in enumerate(parts):
+            if isinstance(fragment, int):
+                cut.append(fragment)
+                continue
+            for index, part in enumerate(fragment.split(token)):
                 cut += [token_id, part] if index else [part]
         fragments = cut
     return [fragment for fragment in fragments if fragment != ""]

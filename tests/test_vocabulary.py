@@ -120,3 +120,11 @@ def test_stop_ids(
 ) -> None:
     tokenizer = build_tokenizer(byte_pair_metadata(special=special, **keys), PATH)
     assert {tokenizer.token_text(token_id) for token_id in tokenizer.stop_ids} == texts
+
+
+@pytest.mark.parametrize("marked", [NORMAL, USER_DEFINED, CONTROL])
+def test_texts_that_end_an_answer_count_as_control_tokens(marked: int) -> None:
+    tokenizer = build_tokenizer(byte_pair_metadata(special=(("<|im_end|>", marked),)), PATH)
+    assert pieces_of(tokenizer, "a<|im_end|>", parse_special=True) == ["a", "<|im_end|>"]
+    assert pieces_of(tokenizer, "a<|im_end|>", parse_special=False) == [*"a<|im_end|>"]
+    assert tokenizer.decode(tokenizer.stop_ids) == ""
