@@ -23,8 +23,8 @@ _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 
 # Texts that end an answer wherever they exist, next to the ids that the file names; the list of
 # llama.cpp (src/llama-vocab.cpp). They count as control tokens, since converters mark them in many
-# ways and a text from outside must not hold them by accident. The second group are ordinary words in some vocabularies, so they
-# count only where the file marks them as special.
+# ways and a text from outside must not hold them by accident. The second group are ordinary words
+# in some vocabularies, so they count only where the file marks them as special.
 _STOP_TEXTS = (
     "<|eot_id|>",
     "<|im_end|>",
