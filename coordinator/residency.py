@@ -14,15 +14,16 @@ What it guarantees, and a change must keep:
   is confirmed.
 """
 
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from coordinator.actions import Action, RequestsFailed, StopWith, ToCompute
 from coordinator.geometry import ExpertCounters, PoolGeometry
+from coordinator.placement import Placement, Queues
 from coordinator.policies import Key, Policy
 from coordinator.reads import ReadDispatch
-from coordinator.slots import Slot, SlotState, SlotTable
+from coordinator.slots import Slot, SlotState
 from shm.messages import (
     Abort,
     ExpertUse,
@@ -43,7 +44,7 @@ class _Layer:
 
     need: Need
     missing: set[int] = field(default_factory=set)  # experts being read
-    takes_over: dict[int, deque[int]] = field(default_factory=dict)  # slot -> experts that wait
+    takes_over: Queues = field(default_factory=dict)
     n_waiting: int = 0
 
     @property
@@ -56,21 +57,20 @@ class Residency:
     """Slots, policy and readers behind `Need`, `Release`, `SlabsReady` and `ReadFailed`."""
 
     def __init__(self, geometry: PoolGeometry, policy: Policy, *, standing_grants: bool) -> None:
-        self.slots = SlotTable(geometry.class_of_slots)
         self.counters = ExpertCounters()
         self.n_needs = 0
         self.uses: Counter[Key] = Counter()
         self.geometry = geometry
-        self._policy = policy
+        self._placement = Placement(geometry, policy)
+        self.slots = self._placement.slots
         self._reads = ReadDispatch()
         self._layer: _Layer | None = None
         self._standing: set[int] = set()
         self._locations: dict[int, Location] = {}  # by slot, of what is ready there
-        self._share_of_layer = geometry.share_of_layers()
         # layers with a slot for every expert: nothing of theirs is ever evicted
         self._may_stand = {
             layer
-            for layer, share in self._share_of_layer.items()
+            for layer, share in geometry.share_of_layers().items()
             if standing_grants and share >= geometry.n_experts
         }
 
@@ -125,7 +125,7 @@ class Residency:
         self.counters.misses += len(misses)
         for use in uses:
             self.uses[need.layer, use.expert] += use.n_tokens
-            self._policy.touch((need.layer, use.expert), self.n_needs)
+            self._placement.touch((need.layer, use.expert), self.n_needs)
         loading = self._take_slots(layer, hits, misses)
         actions: list[Action] = [self._first_grant(layer, hits)]
         self._reads.push(self.geometry.read_of(slot) for slot in loading)
@@ -162,64 +162,20 @@ class Residency:
             if use.expert in layer.missing:
                 continue
             key = (layer.need.layer, use.expert)
-            slot = None if waiting else self._room_for(layer, key)
+            slot = None
+            if not waiting:
+                slot = self._placement.room_for(key, is_prompt=layer.is_prompt)
             if slot is None:
                 waiting.append(use.expert)
-            else:
-                loading.append(self._lease(slot, key))
-                layer.missing.add(use.expert)
-        self._queue_behind(layer, waiting, [*hits, *loading])
-        return loading
-
-    def _queue_behind(self, layer: _Layer, waiting: list[int], holders: list[Slot]) -> None:
-        """Tell each expert without a slot which one of its layer it will follow.
-
-        The policy learns of it now and in this order: what it decides later must not depend on
-        when the slots come free.
-        """
-        order = [slot for slot in holders if slot.key not in self._policy.hot] or holders
-        for position, expert in enumerate(waiting):
-            slot = order[position % len(order)]
-            queue = layer.takes_over.setdefault(slot.number, deque())
-            before = (layer.need.layer, queue[-1]) if queue else slot.key
-            assert before is not None
-            queue.append(expert)
-            self._replace(before, (layer.need.layer, expert))
+                continue
+            loading.append(self._placement.lease(slot, key, self.n_needs))
+            self.slots.pin(slot)
+            layer.missing.add(use.expert)
+        holders = [*hits, *loading]
+        layer.takes_over = self._placement.follow(layer.need.layer, waiting, holders, self.n_needs)
         layer.n_waiting = len(waiting)
-
-    def _replace(self, evicted: Key | None, key: Key) -> None:
-        if evicted is not None:
-            self._policy.forget(evicted)
-            self.counters.evictions += 1
-        self._policy.admit(key, self.n_needs)
-
-    def _room_for(self, layer: _Layer, key: Key) -> Slot | None:
-        """A free slot or a victim's; None when the expert has to follow another of its layer.
-
-        A prompt may not push the experts of other layers out beyond its layer's equal share: it
-        uses nearly all experts once, and would leave nothing that the answer needs.
-        """
-        is_locked: Callable[[Key], bool] = self._is_locked
-        if layer.is_prompt and self.slots.n_of_layer(key[0]) >= self._share_of_layer[key[0]]:
-            is_locked = self._is_locked_or_of_another(key[0])
-        else:
-            slot = self.slots.take_free(self.geometry.class_of_layer[key[0]])
-            if slot is not None:
-                return slot
-        victim = self._policy.victim(key, is_locked)
-        return self.slots.find(victim) if victim is not None else None
-
-    def _is_locked_or_of_another(self, layer: int) -> Callable[[Key], bool]:
-        return lambda key: key[0] != layer or self._is_locked(key)
-
-    def _is_locked(self, key: Key) -> bool:
-        slot = self.slots.find(key)
-        return slot is None or slot.pins > 0 or slot.state is not SlotState.READY
-
-    def _lease(self, slot: Slot, key: Key) -> Slot:
-        self._replace(self.slots.lease(slot, key), key)
-        self.slots.pin(slot)
-        return slot
+        self.counters.evictions = self._placement.n_evictions
+        return loading
 
     def _release(self, released: tuple[SlotLease, ...]) -> None:
         for lease in released:
@@ -233,7 +189,7 @@ class Residency:
                 expert = waiting.popleft()
                 layer.n_waiting -= 1
                 layer.missing.add(expert)
-                self.slots.lease(slot, (layer.need.layer, expert))
+                self._placement.take_over(slot, (layer.need.layer, expert))
                 self.slots.pin(slot)
                 self._reads.push([self.geometry.read_of(slot)])
 
@@ -287,8 +243,7 @@ class Residency:
         assert slot.key is not None
         number, expert = slot.key
         self.counters.reads_failed += 1
-        self._policy.forget(slot.key)
-        self.slots.fail(slot)
+        self._placement.fail(slot)
         if failed.model_changed:
             return [StopWith(3, f"model changed on disk: {failed.text}; restart with the new file")]
         actions = self._dispatch()
@@ -320,17 +275,11 @@ class Residency:
     def abort_layer(self) -> list[Action]:
         """The step ended early: unpin all that its layer holds, forget what waits for a slot.
 
-        Reads that are under way go on; their slots become ordinary residents. The policy believed
-        that every expert in a queue would follow another: set it right.
+        Reads that are under way go on; their slots become ordinary residents.
         """
         layer, self._layer = self._layer, None
-        for number, queue in layer.takes_over.items() if layer else ():
-            slot = self.slots.slots[number]
-            for expert in queue:
-                assert layer is not None
-                self._policy.forget((layer.need.layer, expert))
-            if queue and slot.key is not None:
-                self._policy.admit(slot.key, self.n_needs)
+        if layer is not None:
+            self._placement.forget_followers(layer.need.layer, layer.takes_over, self.n_needs)
         for slot in self.slots.slots:
             slot.pins = 0
         return self._dispatch()
@@ -353,8 +302,7 @@ class Residency:
             slot = self.slots.take_free(self.geometry.class_of_layer[key[0]])
             if slot is None or self.slots.find(key) is not None:
                 continue
-            self.slots.lease(slot, key)
-            self._policy.admit(key, self.n_needs)
+            self._placement.lease(slot, key, self.n_needs)
             self._reads.push([self.geometry.read_of(slot)])
         return self._dispatch()
 

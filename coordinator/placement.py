@@ -1,0 +1,102 @@
+"""Which slot an expert gets: slot table and policy behind one door, always in step.
+
+Part of the decision core: no I/O, no clock. The policy may run ahead of the table by one layer:
+an expert that will follow another into its slot counts as resident from the moment that is decided
+(see `follow`), so that later decisions do not depend on when slots come free.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+from coordinator.geometry import PoolGeometry
+from coordinator.policies import Key, Policy
+from coordinator.slots import Slot, SlotState, SlotTable
+
+Queues = dict[int, deque[int]]  # slot -> experts of the layer that will follow into it, in order
+
+
+class Placement:
+    """Slots by key, and the policy that chooses victims."""
+
+    def __init__(self, geometry: PoolGeometry, policy: Policy) -> None:
+        self.slots = SlotTable(geometry.class_of_slots)
+        self.n_evictions = 0
+        self._policy = policy
+        self._class_of_layer = geometry.class_of_layer
+        self._share_of_layer = geometry.share_of_layers()
+
+    def touch(self, key: Key, now: int) -> None:
+        """A step uses the expert; `now` counts `Need`s."""
+        self._policy.touch(key, now)
+
+    def room_for(self, key: Key, *, is_prompt: bool) -> Slot | None:
+        """A free slot or a victim's; None when all of the class are in use.
+
+        A prompt may not push the experts of other layers out beyond its layer's equal share: it
+        uses nearly all experts once, and would leave nothing that the answer needs.
+        """
+        is_locked: Callable[[Key], bool] = self._is_locked
+        if is_prompt and self.slots.n_of_layer(key[0]) >= self._share_of_layer[key[0]]:
+            is_locked = self._is_locked_or_of_another(key[0])
+        else:
+            slot = self.slots.take_free(self._class_of_layer[key[0]])
+            if slot is not None:
+                return slot
+        victim = self._policy.victim(key, is_locked)
+        return self.slots.find(victim) if victim is not None else None
+
+    def lease(self, slot: Slot, key: Key, now: int) -> Slot:
+        """Begin to fill a slot with the key."""
+        self._replace(self.slots.lease(slot, key), key, now)
+        return slot
+
+    def follow(self, layer: int, waiting: list[int], holders: list[Slot], now: int) -> Queues:
+        """Decide which expert of the layer each one without a slot will follow into its slot."""
+        queues: Queues = {}
+        order = [slot for slot in holders if slot.key not in self._policy.hot] or holders
+        for position, expert in enumerate(waiting):
+            slot = order[position % len(order)]
+            queue = queues.setdefault(slot.number, deque())
+            before = (layer, queue[-1]) if queue else slot.key
+            queue.append(expert)
+            self._replace(before, (layer, expert), now)
+        return queues
+
+    def take_over(self, slot: Slot, key: Key) -> Slot:
+        """What `follow` decided happens: the policy knows already."""
+        self.slots.lease(slot, key)
+        return slot
+
+    def forget_followers(self, layer: int, queues: Queues, now: int) -> None:
+        """What `follow` decided will not happen: set the policy right."""
+        for number, queue in queues.items():
+            for expert in queue:
+                self._policy.forget((layer, expert))
+            key = self.slots.slots[number].key
+            if queue and key is not None:
+                self._policy.admit(key, now)
+
+    def fail(self, slot: Slot) -> None:
+        """The slot's read failed: it is free, its key is nowhere."""
+        if slot.key is not None:
+            self._policy.forget(slot.key)
+        self.slots.fail(slot)
+
+    def drop(self, slot: Slot) -> None:
+        """Give up what a ready slot holds."""
+        if slot.key is not None:
+            self._policy.forget(slot.key)
+        self.slots.drop(slot)
+
+    def _replace(self, evicted: Key | None, key: Key, now: int) -> None:
+        if evicted is not None:
+            self._policy.forget(evicted)
+            self.n_evictions += 1
+        self._policy.admit(key, now)
+
+    def _is_locked(self, key: Key) -> bool:
+        slot = self.slots.find(key)
+        return slot is None or slot.pins > 0 or slot.state is not SlotState.READY
+
+    def _is_locked_or_of_another(self, layer: int) -> Callable[[Key], bool]:
+        return lambda key: key[0] != layer or self._is_locked(key)
