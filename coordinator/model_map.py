@@ -93,10 +93,12 @@ class Bar:
     style: str
 
 
-def show_map(command: MapCommand, output: TextIO) -> None:
-    """Print the map of a model; raises `ModelFormatError`."""
+def show_map(command: MapCommand, output: TextIO | None) -> None:
+    """Print the map of a model (None: to a closed standard output); raises `ModelFormatError`."""
     model = open_model(command.model)
     parts = model_map(str(command.model), sum(model.file_bytes), resolve(model))
+    if output is None:
+        return
     if command.json:
         print(parts.to_json(), file=output)
         return

@@ -80,3 +80,7 @@ def test_a_file_name_cannot_write_to_the_terminal(tmp_path: Path) -> None:
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelFormatError):
         show_map(MapCommand(tmp_path / "none.gguf"), io.StringIO())
+
+
+def test_a_closed_standard_output_is_no_fault() -> None:
+    show_map(MapCommand(), None)
