@@ -65,7 +65,7 @@ class Child:
     n_done: int = 0  # of its last `Heartbeat`
     detail: dict[str, object] = field(default_factory=dict)
     failure: tuple[int, str] | None = None  # exit code and text of its `Failed`
-    was_killed: bool = False  # by us
+    killed_because: str = ""  # why we killed it
 
     @property
     def name(self) -> str:
@@ -82,18 +82,30 @@ class Child:
         """Socket file and directory, once the child is connected or gone."""
         remove_socket_directory(self.directory)
 
-    def kill(self) -> None:
-        """SIGKILL; the death is seen like any other."""
-        self.was_killed = True
-        signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+    def kill(self, why: str) -> None:
+        """SIGKILL, if it lives; the death is seen like any other."""
+        if self.process.poll() is None:
+            self.killed_because = why
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
-    def close(self) -> int:
-        """Reap it (it is dead), close what belongs to it; returns its exit code."""
-        code = self.process.wait()
+    def wait(self, timeout_seconds: float) -> bool:
+        """Whether it ends in time."""
+        try:
+            self.process.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def reap(self) -> int:
+        """Exit code of a child that is dead; negative: the signal."""
+        return self.process.wait()
+
+    def close(self) -> None:
+        """Reap it (it is dead) and close what belongs to it."""
+        self.reap()
         self.remove_endpoint()
         self.socket.close()
         os.close(self.pidfd)
-        return code
 
 
 def start_child(context: Context, spec: ChildSpec, now_ns: int) -> Child:

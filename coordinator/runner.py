@@ -106,12 +106,11 @@ class ProcessRunner:
         engine = self._engine
         while not engine.is_ready and self.signals.received is None:
             engine.run_once()
-        compute = engine.children.get("compute")
-        if compute is not None:
-            self.terminal.line(f"kernels: {compute.detail.get('kernels')}")
-        for name, child in engine.children.items():
+        for child in engine.children:
+            if "kernels" in child.detail:
+                self.terminal.line(f"kernels: {child.detail['kernels']}")
             for text in child.warnings:
-                self.terminal.warning(f"{name}: {text}")
+                self.terminal.warning(f"{child.name}: {text}")
         if self.setup.plan.everything_fits:
             engine.preload()
             while engine.n_loading and self.signals.received is None:

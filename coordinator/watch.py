@@ -27,9 +27,15 @@ class Watch:
         self._seen: dict[str, _Seen] = {}
         self._slowest_ns: dict[str, int] = {}
 
+    def begin(self, name: str, now_ns: int) -> None:
+        """A new process, or a new phase of its life: what was slow before counts no more."""
+        self._seen[name] = _Seen((), now_ns)
+        self._slowest_ns.pop(name, None)
+
     def forget(self, name: str) -> None:
         """The process is gone."""
         self._seen.pop(name, None)
+        self._slowest_ns.pop(name, None)
 
     def observe(self, name: str, figures: tuple[int, ...], now_ns: int) -> None:
         """Counters of a process; any change is progress."""
