@@ -129,10 +129,10 @@ def serve(arguments: ChildArguments, link: Link, queue: ReadQueue, reader: SlabR
             queue.submit(message.reads)
         for completion in queue.collect():
             link.send(encode(completion))
-        for line in reader.new_refusals():
-            print(f"{arguments.process}: {line}", file=sys.stderr, flush=True)
         if time.monotonic() >= next_beat:
             next_beat = time.monotonic() + HEARTBEAT_SECONDS
+            for line in reader.new_refusals():
+                print(f"{arguments.process}: {line}", file=sys.stderr, flush=True)
             if parent_is_gone(arguments.parent_pid):
                 return
             link.send(encode(Heartbeat(arguments.process, queue.n_done)))
