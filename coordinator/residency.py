@@ -256,10 +256,9 @@ class Residency:
     def _answered(self, name: str, lease: SlotLease) -> Slot | None:
         """The slot of a reader's answer, or None when the answer is late, double or void."""
         slot = self.slots.current(lease)
-        if not self._reads.answered(name, lease) or slot is None:
-            self.counters.stale_answers += 1
-            return None
-        if slot.state is not SlotState.LOADING:
+        # a condemned reader's answer is void, and its read stays noted for whoever comes after it
+        is_awaited = slot is not None and slot.state is SlotState.LOADING
+        if not is_awaited or not self._reads.answered(name, lease):
             self.counters.stale_answers += 1
             return None
         return slot
