@@ -1,0 +1,231 @@
+"""The rules of structure that the source must keep, read from its syntax trees."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import shm
+
+ROOT = Path(shm.__file__).parent.parent
+PACKAGES = ("shm", "io_worker", "compute_worker", "coordinator")
+MODULES = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for package in PACKAGES
+    for path in (ROOT / package).rglob("*.py")
+)
+MAX_MODULE_LINES, MAX_FUNCTION_LINES = 300, 60
+
+MAY_IMPORT = {
+    "shm": {"shm"},
+    "io_worker": {"io_worker", "shm"},
+    "compute_worker": {"compute_worker", "io_worker", "shm"},
+}
+# what the coordinator may use of the workers: modules that load neither numpy nor kernels
+LEAVES = {
+    "compute_worker.arch",
+    "compute_worker.model_checks",
+    "compute_worker.settings",
+    "io_worker.ggml_types",
+    "io_worker.gguf_header",
+    "io_worker.gguf_metadata",
+    "io_worker.model_bytes",
+    "io_worker.model_file",
+    "io_worker.probe",
+    "io_worker.reader",
+    "io_worker.settings",
+    "io_worker.slab_reader",
+    "io_worker.slabs",
+}
+# Processes of their own, reached by a clean exec: the decision core inside the compute process, and
+# the writer of synthetic models. Nothing may import them.
+OWN_PROCESSES = {"coordinator.single_process", "coordinator.synth", "coordinator.synth_blocks"}
+
+# library -> the only modules that may import it
+ONLY_IN = {
+    "zmq": {
+        "compute_worker.__main__",
+        "coordinator.children",
+        "coordinator.engine",
+        "coordinator.launch",
+        "io_worker.__main__",
+        "shm.link",
+    },
+    "subprocess": {"coordinator.launch"},
+    "rich": {"coordinator.model_map", "coordinator.synth", "coordinator.terminal"},
+    "prometheus_client": {"coordinator.metrics"},
+    "msgpack": {"shm.codec"},
+    "psutil": {"coordinator.metrics"},
+    "cffi": {"compute_worker.native.build_native"},
+    "tokenizers": {
+        "coordinator.pretokenizers",
+        "coordinator.tokenizer",
+        "coordinator.vocabulary",
+    },
+    "pickle": set(),
+    "marshal": set(),
+    "shelve": set(),
+    "multiprocessing": set(),
+}
+FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "recv_pyobj", "send_pyobj", "fork"}
+# the environment of a child is made from ours; nothing reads a setting from it
+MAY_PASS_ENVIRONMENT = {"coordinator.__main__", "coordinator.launch"}
+
+
+@cache
+def source_of(module: str) -> str:
+    return (ROOT / Path(*module.split("."))).with_suffix(".py").read_text()
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(source_of(module))
+
+
+def imports_of(module: str) -> Iterator[str]:
+    """Full names of what a module imports, ours down to the module."""
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module is not None, f"{module}: relative import"
+            deeper = [f"{node.module}.{alias.name}" for alias in node.names]
+            found = [name for name in deeper if name in MODULES]
+            yield from found or [node.module]
+
+
+def package_of(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def where(module: str, node: ast.AST) -> str:
+    return f"{module}:{getattr(node, 'lineno', '?')}"
+
+
+def test_the_walk_sees_the_source() -> None:
+    assert {f"{package}.__init__" for package in PACKAGES} <= set(MODULES)
+    assert "shm.pool" in set(imports_of("io_worker.__main__"))
+    assert "numpy" in set(imports_of("compute_worker.forward"))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_run_one_way(module: str) -> None:
+    package = package_of(module)
+    ours = {name for name in imports_of(module) if package_of(name) in PACKAGES}
+    if package != "coordinator":
+        wrong = {name for name in ours if package_of(name) not in MAY_IMPORT[package]}
+    elif module in OWN_PROCESSES:
+        wrong = set()
+    else:
+        allowed = {name for name in ours if package_of(name) in ("coordinator", "shm")}
+        wrong = ours - allowed - LEAVES
+        wrong |= ours & OWN_PROCESSES
+    assert not wrong, f"{module} imports {sorted(wrong)}"
+
+
+@pytest.mark.parametrize("module", sorted(LEAVES | {"coordinator.__main__"}))
+def test_numpy_is_not_reached(module: str) -> None:
+    """Through all imports of imports."""
+    seen, left = set(), [module]
+    while left:
+        name = left.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        if name in MODULES:
+            left += imports_of(name)
+    assert not {name for name in seen if package_of(name) in ("numpy", "gguf")}
+
+
+def test_io_workers_and_shm_never_import_numpy() -> None:
+    for module in MODULES:
+        if package_of(module) in ("shm", "io_worker"):
+            libraries = {package_of(name) for name in imports_of(module)}
+            assert not libraries & {"numpy", "gguf"}, module
+
+
+@pytest.mark.parametrize("library", ONLY_IN)
+def test_libraries_stay_where_they_belong(library: str) -> None:
+    found = {m for m in MODULES if library in {package_of(name) for name in imports_of(m)}}
+    assert found <= ONLY_IN[library]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_stand_at_the_top(module: str) -> None:
+    top = {id(node) for node in tree_of(module).body}
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in top:
+            guarded = any(
+                isinstance(parent, ast.Try) and node in parent.body
+                for parent in tree_of(module).body
+            )
+            assert guarded, f"{where(module, node)}: late import"
+        assert not (isinstance(node, ast.Name) and node.id == "TYPE_CHECKING"), module
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_sizes(module: str) -> None:
+    n_lines = len(source_of(module).splitlines())
+    assert n_lines <= MAX_MODULE_LINES, f"{module}: {n_lines} lines"
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            n_lines = node.end_lineno - node.lineno + 1
+            assert n_lines <= MAX_FUNCTION_LINES, f"{where(module, node)}: {n_lines} lines"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_nothing_runs_what_it_reads(module: str) -> None:
+    for node in ast.walk(tree_of(module)):
+        if not isinstance(node, ast.Call):
+            continue
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        is_regex = isinstance(node.func, ast.Attribute) and name == "compile"
+        assert name not in FORBIDDEN_CALLS or is_regex, f"{where(module, node)}: {name}"
+        for keyword in node.keywords:
+            assert keyword.arg != "allow_pickle", where(module, node)
+            is_shell = keyword.arg == "shell" and getattr(keyword.value, "value", None) is not False
+            assert not is_shell, f"{where(module, node)}: shell"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_nothing_reads_the_environment(module: str) -> None:
+    for node in ast.walk(tree_of(module)):
+        name = getattr(node, "attr", getattr(node, "id", ""))
+        assert name not in ("getenv", "expandvars", "environb"), where(module, node)
+        if name == "environ":
+            assert module in MAY_PASS_ENVIRONMENT, where(module, node)
+    if module in MAY_PASS_ENVIRONMENT:  # only as {**os.environ, …}
+        n_uses = source_of(module).count("os.environ")
+        assert n_uses == source_of(module).count("**os.environ"), module
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_error_is_swallowed(module: str) -> None:
+    for node in ast.walk(tree_of(module)):
+        if isinstance(node, ast.ExceptHandler):
+            broad = node.type is None or getattr(node.type, "id", "") in (
+                "Exception",
+                "BaseException",
+            )
+            silent = all(isinstance(line, ast.Pass | ast.Continue) for line in node.body)
+            assert not (broad and silent), f"{where(module, node)}: swallows everything"
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "suppress":
+            names = {getattr(argument, "id", "") for argument in node.args}
+            assert not names & {"Exception", "BaseException"}, where(module, node)
+
+
+def test_the_coordinator_loads_without_numpy() -> None:
+    """numpy costs memory that the experts could have, and reads its thread count at import."""
+    program = (
+        "import sys, coordinator.__main__; "
+        "print(*[m for m in ('numpy', 'gguf', 'cffi') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert done.stdout.split() == []
