@@ -30,6 +30,10 @@ class PoolGeometry:
             for layer, slot_class in self.class_of_layer.items()
         }
 
+    def next_layer(self, layer: int) -> int | None:
+        """The layer that computes after this one."""
+        return layer + 1 if layer + 1 in self.class_of_layer else None
+
     def location(self, slot: Slot) -> Location:
         """Where compute finds the expert that lies in the slot."""
         assert slot.key is not None

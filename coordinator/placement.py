@@ -20,7 +20,7 @@ class Placement:
 
     def __init__(self, geometry: PoolGeometry, policy: Policy) -> None:
         self.slots = SlotTable(geometry.class_of_slots)
-        self.n_evictions = 0
+        self._evicted: list[Key] = []
         self._policy = policy
         self._class_of_layer = geometry.class_of_layer
         self._share_of_layer = geometry.share_of_layers()
@@ -76,6 +76,11 @@ class Placement:
             if queue and key is not None:
                 self._policy.admit(key, now)
 
+    def take_evicted(self) -> list[Key]:
+        """Who had to go since the last call."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
+
     def fail(self, slot: Slot) -> None:
         """The slot's read failed: it is free, its key is nowhere."""
         if slot.key is not None:
@@ -91,7 +96,7 @@ class Placement:
     def _replace(self, evicted: Key | None, key: Key, now: int) -> None:
         if evicted is not None:
             self._policy.forget(evicted)
-            self.n_evictions += 1
+            self._evicted.append(evicted)
         self._policy.admit(key, now)
 
     def _is_locked(self, key: Key) -> bool:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from coordinator.actions import ToWorker
+from coordinator.actions import Action, ToWorker
 from shm.messages import ReadSlabs, SlabRead, SlotLease
 
 
@@ -60,7 +60,7 @@ class ReadDispatch:
         """Forget queued reads that nobody wants any more."""
         self._queue = deque(read for read in self._queue if keep(read))
 
-    def dispatch(self) -> list[ToWorker]:
+    def dispatch(self) -> list[Action]:
         """Hand queued reads to readers with credit, the least busy first."""
         batches: dict[str, list[SlabRead]] = {}
         while self._queue:

@@ -16,19 +16,19 @@ What it guarantees, and a change must keep:
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from coordinator.actions import Action, RequestsFailed, StopWith, ToCompute
 from coordinator.geometry import ExpertCounters, PoolGeometry
-from coordinator.placement import Placement, Queues
+from coordinator.grants import Grants
+from coordinator.placement import Placement
 from coordinator.policies import Key, Policy
+from coordinator.prefetch import Prefetch
 from coordinator.reads import ReadDispatch
+from coordinator.served_layer import ServedLayer
 from coordinator.slots import Slot, SlotState
 from shm.messages import (
     Abort,
     ExpertUse,
-    Grant,
-    Location,
     Need,
     ReadFailed,
     ReadSpan,
@@ -37,49 +37,38 @@ from shm.messages import (
     SlotLease,
 )
 
-
-@dataclass(slots=True)
-class _Layer:
-    """The `Need` that is being served."""
-
-    need: Need
-    missing: set[int] = field(default_factory=set)  # experts being read
-    takes_over: Queues = field(default_factory=dict)
-    n_waiting: int = 0
-
-    @property
-    def is_prompt(self) -> bool:
-        """Whether tokens of a prompt are among those that need these experts."""
-        return any(use.n_recent_tokens for use in self.need.experts)
+Uses = list[ExpertUse]
+MAX_GUESSES_READ_AT_ONCE = 2  # a demand read may have to wait for these
 
 
 class Residency:
     """Slots, policy and readers behind `Need`, `Release`, `SlabsReady` and `ReadFailed`."""
 
-    def __init__(self, geometry: PoolGeometry, policy: Policy, *, standing_grants: bool) -> None:
+    def __init__(
+        self,
+        geometry: PoolGeometry,
+        policy: Policy,
+        *,
+        standing_grants: bool,
+        prefetch: Prefetch | None = None,
+    ) -> None:
         self.counters = ExpertCounters()
         self.n_needs = 0
         self.uses: Counter[Key] = Counter()
+        self.prefetch = prefetch or Prefetch("off")
         self.geometry = geometry
         self._placement = Placement(geometry, policy)
         self.slots = self._placement.slots
         self._reads = ReadDispatch()
-        self._layer: _Layer | None = None
-        self._standing: set[int] = set()
-        self._locations: dict[int, Location] = {}  # by slot, of what is ready there
-        # layers with a slot for every expert: nothing of theirs is ever evicted
-        self._may_stand = {
-            layer
-            for layer, share in geometry.share_of_layers().items()
-            if standing_grants and share >= geometry.n_experts
-        }
+        self._layer: ServedLayer | None = None
+        self._grants = Grants(geometry, self.slots, standing=standing_grants)
 
     # Readers
 
     def worker_ready(self, name: str, credit: int) -> list[Action]:
         """A reader can take up to `credit` slabs at once."""
         self._reads.add_reader(name, credit)
-        return self._dispatch()
+        return self._reads.dispatch()
 
     def worker_condemned(self, name: str) -> list[Action]:
         """The worker will be killed: what it answers from now on is void."""
@@ -97,7 +86,7 @@ class Residency:
             self.slots.lease_again(slot)
             again.append(self.geometry.read_of(slot))
         self._reads.push_front(again)
-        return self._dispatch()
+        return self._reads.dispatch()
 
     @property
     def n_loading(self) -> int:
@@ -108,18 +97,15 @@ class Residency:
         """Slabs that a reader was told to read and has not answered for."""
         return len(self._reads.under_way(name))
 
-    def _dispatch(self) -> list[Action]:
-        return list(self._reads.dispatch())
-
     # Layers
 
     def handle_need(self, need: Need) -> list[Action]:
         """Grant what is there, ask for the rest."""
         self._release(need.released)
         self.n_needs += 1
-        self._layer = layer = _Layer(need)
-        uses = sorted(need.experts, key=_last_needed_last)
-        hits, misses = self._split(uses)
+        self._layer = layer = ServedLayer(need)
+        uses = layer.uses_in_order()
+        hits, misses = self._split(layer, uses)
         self.counters.requests += len(uses)
         self.counters.hits += len(hits)
         self.counters.misses += len(misses)
@@ -127,19 +113,22 @@ class Residency:
             self.uses[need.layer, use.expert] += use.n_tokens
             self._placement.touch((need.layer, use.expert), self.n_needs)
         loading = self._take_slots(layer, hits, misses)
-        actions: list[Action] = [self._first_grant(layer, hits)]
+        grant = self._grants.first(need.layer, hits, layer.n_waiting)
+        if grant.standing:
+            for slot in hits:
+                self.slots.unpin(slot)
+        actions: list[Action] = [ToCompute(grant)]
         self._reads.push(self.geometry.read_of(slot) for slot in loading)
-        return actions + self._dispatch()
+        self.prefetch.handle_need(need, self.geometry.next_layer(need.layer))
+        return actions + self._reads.dispatch() + self._read_guesses()
 
     def handle_release(self, released: tuple[SlotLease, ...]) -> list[Action]:
         """Slots come free; experts that wait for them are read."""
         self._release(released)
-        return self._dispatch()
+        return self._reads.dispatch()
 
-    def _split(self, uses: list[ExpertUse]) -> tuple[list[Slot], list[ExpertUse]]:
+    def _split(self, layer: ServedLayer, uses: Uses) -> tuple[list[Slot], Uses]:
         """Pin what is resident or on its way; the rest are misses."""
-        layer = self._layer
-        assert layer is not None
         hits, misses = [], []
         for use in uses:
             slot = self.slots.find((layer.need.layer, use.expert))
@@ -154,7 +143,7 @@ class Residency:
                 layer.missing.add(use.expert)
         return hits, misses
 
-    def _take_slots(self, layer: _Layer, hits: list[Slot], misses: list[ExpertUse]) -> list[Slot]:
+    def _take_slots(self, layer: ServedLayer, hits: list[Slot], misses: Uses) -> list[Slot]:
         """Lease a slot for every miss that can have one now; queue the others behind a slot."""
         loading: list[Slot] = []
         waiting: list[int] = []
@@ -174,8 +163,29 @@ class Residency:
         holders = [*hits, *loading]
         layer.takes_over = self._placement.follow(layer.need.layer, waiting, holders, self.n_needs)
         layer.n_waiting = len(waiting)
-        self.counters.evictions = self._placement.n_evictions
+        self._note_evictions()
         return loading
+
+    def _note_evictions(self) -> None:
+        evicted = self._placement.take_evicted()
+        self.counters.evictions += len(evicted)
+        self.prefetch.note_evicted(evicted)
+
+    def _read_guesses(self) -> list[Action]:
+        """Use an idle disk for experts that the next layer will probably need."""
+        if self.n_loading or (self._layer is not None and self._layer.n_waiting):
+            return []
+        for key in self.prefetch.wanted():
+            if self.slots.find(key) is not None:
+                continue
+            slot = self._placement.room_for(key, is_prompt=False)
+            if slot is None or self.n_loading >= MAX_GUESSES_READ_AT_ONCE:
+                break
+            self._placement.lease(slot, key, self.n_needs)
+            self._reads.push([self.geometry.read_of(slot)])
+            self.prefetch.note_issued(key)
+        self._note_evictions()
+        return self._reads.dispatch()
 
     def _release(self, released: tuple[SlotLease, ...]) -> None:
         for lease in released:
@@ -193,24 +203,6 @@ class Residency:
                 self.slots.pin(slot)
                 self._reads.push([self.geometry.read_of(slot)])
 
-    # Grants
-
-    def _first_grant(self, layer: _Layer, hits: list[Slot]) -> Action:
-        number = layer.need.layer
-        if number in self._may_stand and number not in self._standing:
-            everything = [
-                self.slots.find((number, expert)) for expert in range(self.geometry.n_experts)
-            ]
-            ready = [s for s in everything if s is not None and s.state is SlotState.READY]
-            if len(ready) == self.geometry.n_experts:
-                for slot in hits:
-                    self.slots.unpin(slot)
-                self._standing.add(number)
-                locations = tuple([self._locations[slot.number] for slot in ready])
-                return ToCompute(Grant(number, locations, (), 0, True))
-        locations = tuple([self._locations[slot.number] for slot in hits])
-        return ToCompute(Grant(number, locations, (), layer.n_waiting, False))
-
     # Answers of the readers
 
     def handle_ready(self, name: str, ready: SlabsReady) -> list[Action]:
@@ -219,7 +211,7 @@ class Residency:
         if slot is None:
             return []
         self.slots.ready(slot)
-        self._locations[slot.number] = location = self.geometry.location(slot)
+        self._grants.note_ready(slot)
         self.counters.reads += 1
         self.counters.bytes_read += ready.bytes_read
         self.counters.bytes_over_read += ready.bytes_over_read
@@ -231,9 +223,9 @@ class Residency:
         if layer and layer.need.layer == number and expert in layer.missing:
             layer.missing.remove(expert)
             span = ReadSpan(ready.start_ns, ready.stop_ns)
-            grant = Grant(number, (location,), (span,), layer.n_waiting, False)
+            grant = self._grants.of_read(number, slot, span, layer.n_waiting)
             actions.append(ToCompute(grant))
-        return actions + self._dispatch()
+        return actions + self._reads.dispatch() + self._read_guesses()
 
     def handle_failed(self, name: str, failed: ReadFailed) -> list[Action]:
         """A slab cannot be read: the step that waits for it ends, the engine goes on."""
@@ -246,7 +238,7 @@ class Residency:
         self._placement.fail(slot)
         if failed.model_changed:
             return [StopWith(3, f"model changed on disk: {failed.text}; restart with the new file")]
-        actions = self._dispatch()
+        actions = self._reads.dispatch()
         layer = self._layer
         if layer and layer.need.layer == number and expert in layer.missing:
             text = f"layer {number}, expert {expert}: {failed.text}"
@@ -269,7 +261,7 @@ class Residency:
         """The step is over: nothing of its last layer is needed any more."""
         self._release(released)
         self._layer = None
-        return self._dispatch()
+        return self._reads.dispatch()
 
     def abort_layer(self) -> list[Action]:
         """The step ended early: unpin all that its layer holds, forget what waits for a slot.
@@ -277,22 +269,20 @@ class Residency:
         Reads that are under way go on; their slots become ordinary residents.
         """
         layer, self._layer = self._layer, None
-        if layer is not None:
+        if layer:
             self._placement.forget_followers(layer.need.layer, layer.takes_over, self.n_needs)
         for slot in self.slots.slots:
             slot.pins = 0
-        return self._dispatch()
+        return self._reads.dispatch()
 
     def compute_died(self) -> list[Action]:
         """Nothing is granted any more; what is resident stays."""
-        self._standing.clear()
+        self._grants.forget_standing()
         return self.abort_layer()
 
     def revoke_standing(self, layers: set[int]) -> list[Action]:
         """End the standing grants of some layers. Only between steps."""
-        gone = tuple(sorted(self._standing & layers))
-        self._standing -= layers
-        self._may_stand -= layers
+        gone = self._grants.revoke(layers)
         return [ToCompute(Revoke(gone))] if gone else []
 
     def preload(self, keys: Sequence[Key]) -> list[Action]:
@@ -303,7 +293,7 @@ class Residency:
                 continue
             self._placement.lease(slot, key, self.n_needs)
             self._reads.push([self.geometry.read_of(slot)])
-        return self._dispatch()
+        return self._reads.dispatch()
 
     def check(self) -> None:
         """Invariants; raises AssertionError."""
@@ -311,8 +301,3 @@ class Residency:
         self._reads.check()
         n_loading = self.slots.count(SlotState.LOADING) + self.slots.count(SlotState.CONDEMNED)
         assert n_loading == self._reads.n_under_way + self._reads.n_queued
-
-
-def _last_needed_last(use: ExpertUse) -> tuple[int, int]:
-    """Order of a layer's experts: those that recent tokens use most come last and stay longest."""
-    return (use.n_recent_tokens, use.expert)

@@ -16,6 +16,7 @@ from coordinator.cores import CorePlan, plan_cores
 from coordinator.geometry import PoolGeometry, RangesOf
 from coordinator.machine import Machine
 from coordinator.policies import LayerLru, Lfu, Lru, Policy, PolicyGeometry, Slru, Static
+from coordinator.prefetch import Prefetch
 from coordinator.requests import Requests, Schedule
 from coordinator.residency import Residency
 from coordinator.state import Core
@@ -160,7 +161,10 @@ def build_core(setup: Setup, max_running: int = 1) -> Core:
     policy = build_policy(setup, PolicyGeometry(class_of_layer, slots_of_class))
     standing = setup.config.usage is None  # counts are of `Need`s: standing grants send none
     schedule = Schedule(setup.spec.n_layers, setup.plan.chunk_tokens, max_running)
-    return Core(Residency(geometry, policy, standing_grants=standing), Requests(schedule))
+    residency = Residency(
+        geometry, policy, standing_grants=standing, prefetch=Prefetch(setup.config.prefetch)
+    )
+    return Core(residency, Requests(schedule))
 
 
 def build_policy(setup: Setup, geometry: PolicyGeometry) -> Policy:

@@ -132,12 +132,19 @@ class Core:
             case Release(released):
                 return self.residency.handle_release(released)
             case StepDone():
+                self._judge_prefetch(message)
                 if message.cancelled:
                     actions = self.residency.abort_layer()
                 else:
                     actions = self.residency.end_layer(message.released)
                 return actions + self.requests.handle_done(message)
         raise AssertionError(f"no rule for {type(message).__name__} from compute")
+
+    def _judge_prefetch(self, done: StepDone) -> None:
+        """Only steps that decode alone compare with each other."""
+        step = self.requests.running_step
+        if step and not done.cancelled and all(part.n_tokens == 1 for part in step.slices):
+            self.residency.prefetch.handle_step(done.times.wall_ns)
 
     def _after_failures(self, actions: list[Action]) -> list[Action]:
         """A failed read ends the requests of the step: remember why until compute has stopped."""

@@ -11,6 +11,7 @@ from typing import Any
 from coordinator.actions import Action, Deliver, Ended, ToCompute, ToWorker
 from coordinator.geometry import PoolGeometry
 from coordinator.policies import Lru, Policy, PolicyGeometry
+from coordinator.prefetch import Prefetch
 from coordinator.requests import Requests, Schedule
 from coordinator.residency import Residency
 from coordinator.slots import SlotState
@@ -166,11 +167,12 @@ def engine(
     n_readers: int = 2,
     schedule: Schedule | None = None,
     standing_grants: bool = True,
+    prefetch: Prefetch | None = None,
 ) -> Engine:
     """A core with `n_readers` simulated readers."""
     shape = geometry(n_layers, n_experts, n_slots)
     chosen = policy or Lru(policy_geometry(n_layers, n_slots))
-    residency = Residency(shape, chosen, standing_grants=standing_grants)
+    residency = Residency(shape, chosen, standing_grants=standing_grants, prefetch=prefetch)
     requests = Requests(schedule or Schedule(n_layers, 64))
     made = Engine(Core(residency, requests), random.Random(seed))
     made.start_readers(n_readers)

@@ -1,0 +1,108 @@
+"""Prefetch: guesses, their score, and the comparison that decides whether they are acted on."""
+
+import random
+
+import pytest
+from simulation import engine, need, policy_geometry
+
+from coordinator.policies import Lru
+from coordinator.prefetch import BLOCK_STEPS, N_PAIRS, SLEEP_STEPS, Phase, Prefetch
+from shm.messages import ExpertUse, Need, SlotLease
+
+TRIAL_STEPS = 2 * N_PAIRS * BLOCK_STEPS
+
+
+def run_trial(prefetch: Prefetch, on_ns: int, off_ns: int, drift: float = 1.0) -> None:
+    """Steps of one trial; each step costs what its mode costs, times a drift."""
+    for step in range(TRIAL_STEPS):
+        cost = on_ns if prefetch.is_acting else off_ns
+        prefetch.handle_step(int(cost * drift**step))
+
+
+@pytest.mark.parametrize(
+    ("on_ns", "off_ns", "drift", "verdict"),
+    [
+        (80, 100, 1.0, Phase.ON),
+        (100, 100, 1.0, Phase.ASLEEP),
+        (120, 100, 1.0, Phase.ASLEEP),
+        (1_000_000, 1_000_000, 0.999, Phase.ASLEEP),  # the machine gets faster, not prefetch
+        (900_000, 1_000_000, 1.002, Phase.ON),
+    ],
+)
+def test_the_clock_decides(on_ns: int, off_ns: int, drift: float, verdict: Phase) -> None:
+    prefetch = Prefetch("router")
+    run_trial(prefetch, on_ns, off_ns, drift)
+    assert prefetch.phase is verdict
+
+
+def test_it_wakes_after_a_sleep_and_is_judged_again() -> None:
+    prefetch = Prefetch("router")
+    run_trial(prefetch, 120, 100)
+    for _ in range(SLEEP_STEPS):
+        assert not prefetch.is_acting
+        prefetch.handle_step(100)
+    assert prefetch.phase is Phase.TRIAL
+    run_trial(prefetch, 50, 100)
+    assert prefetch.phase is Phase.ON
+
+
+def test_off_keeps_score_and_never_acts() -> None:
+    prefetch = Prefetch("off")
+    for layer, experts in ((0, (1, 2)), (1, (3, 4)), (0, (1, 5)), (1, (3, 4))):
+        uses = tuple(ExpertUse(expert, 1, 0) for expert in experts)
+        prefetch.handle_need(Need(1, layer, uses, (), ()), 1 if layer == 0 else None)
+        assert prefetch.wanted() == []
+    assert (prefetch.counters.guessed, prefetch.counters.right) == (2, 2)
+
+
+def test_a_routers_guess_comes_before_the_last_token() -> None:
+    prefetch = Prefetch("router")
+    prefetch.phase = Phase.ON
+    prefetch.handle_need(need(1, [3, 4]), None)
+    prefetch.handle_need(need(0, [1, 2]), 1)
+    assert prefetch.wanted() == [(1, 3), (1, 4)]
+    uses = (ExpertUse(1, 1, 0), ExpertUse(2, 1, 0))
+    prefetch.handle_need(Need(1, 0, uses, (7, 6, 5), ()), 1)
+    assert prefetch.wanted() == [(1, 7), (1, 6)]
+
+
+def test_guesses_are_read_while_the_disk_idles_and_become_hits() -> None:
+    prefetch = Prefetch("router")
+    prefetch.phase = Phase.ON
+    run = engine(2, 8, 8, prefetch=prefetch)
+    uses = (ExpertUse(1, 1, 0), ExpertUse(2, 1, 0))
+    _, held = run.run_layer(Need(1, 0, uses, (5, 6), ()))
+    while any(run.under_way.values()):
+        run.complete_some_read()
+    assert prefetch.counters.issued == 2
+    run.run_layer(Need(1, 1, (ExpertUse(5, 1, 0), ExpertUse(7, 1, 0)), (), held))
+    assert prefetch.counters.used == 1
+    assert run.core.residency.counters.hits == 1
+
+
+def test_a_guess_on_its_way_is_promoted_to_a_demand() -> None:
+    prefetch = Prefetch("router")
+    prefetch.phase = Phase.ON
+    run = engine(2, 8, 8, prefetch=prefetch)
+    _, held = run.run_layer(Need(1, 0, (ExpertUse(1, 1, 0),), (5,), ()))
+    assert any(run.under_way.values())
+    computed, _ = run.run_layer(Need(1, 1, (ExpertUse(5, 1, 0),), (), held))
+    assert computed == [5]
+    assert run.core.residency.counters.reads == 2
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_guesses_break_nothing(seed: int) -> None:
+    prefetch = Prefetch("router")
+    prefetch.phase = Phase.ON
+    n_slots = 5
+    run = engine(
+        3, 8, n_slots, policy=Lru(policy_geometry(3, n_slots)), seed=seed, prefetch=prefetch
+    )
+    rng = random.Random(seed)
+    held: tuple[SlotLease, ...] = ()
+    for number in range(200):
+        uses = tuple(ExpertUse(e, 1, 0) for e in sorted(rng.sample(range(8), rng.randint(1, 6))))
+        guess = tuple(rng.sample(range(8), 4))
+        _, held = run.run_layer(Need(1, number % 3, uses, guess, held), kill_probability=0.1)
+    assert prefetch.counters.issued >= prefetch.counters.used + prefetch.counters.wasted
