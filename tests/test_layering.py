@@ -19,6 +19,8 @@ MODULES = sorted(
     for path in (ROOT / package).rglob("*.py")
 )
 MAX_MODULE_LINES, MAX_FUNCTION_LINES = 300, 60
+MAY_BE_LONGER = {"shm.messages": 400}  # one file declares them all, with who answers whom
+MAY_IMPORT_IN_TRY = {"compute_worker.native_kernels"}  # an install without a compiler has none
 
 MAY_IMPORT = {
     "shm": {"shm"},
@@ -50,22 +52,23 @@ ONLY_IN = {
     "zmq": {
         "compute_worker.__main__",
         "coordinator.children",
-        "coordinator.engine",
         "coordinator.launch",
         "io_worker.__main__",
         "shm.link",
     },
     "subprocess": {"coordinator.launch"},
-    "rich": {"coordinator.model_map", "coordinator.synth", "coordinator.terminal"},
+    "rich": {"coordinator.model_map", "coordinator.terminal"},
     "prometheus_client": {"coordinator.metrics"},
     "msgpack": {"shm.codec"},
     "psutil": {"coordinator.metrics"},
     "cffi": {"compute_worker.native.build_native"},
-    "tokenizers": {
-        "coordinator.pretokenizers",
-        "coordinator.tokenizer",
-        "coordinator.vocabulary",
+    "gguf": {
+        "compute_worker.matrix",
+        "compute_worker.native_kernels",
+        "compute_worker.reference",
+        "coordinator.synth_blocks",
     },
+    "tokenizers": {"coordinator.tokenizer"},
     "pickle": set(),
     "marshal": set(),
     "shelve": set(),
@@ -156,21 +159,20 @@ def test_libraries_stay_where_they_belong(library: str) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_stand_at_the_top(module: str) -> None:
-    top = {id(node) for node in tree_of(module).body}
+    top = list(tree_of(module).body)
+    if module in MAY_IMPORT_IN_TRY:
+        top += [line for node in top if isinstance(node, ast.Try) for line in node.body]
     for node in ast.walk(tree_of(module)):
-        if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in top:
-            guarded = any(
-                isinstance(parent, ast.Try) and node in parent.body
-                for parent in tree_of(module).body
-            )
-            assert guarded, f"{where(module, node)}: late import"
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            assert any(node is found for found in top), f"{where(module, node)}: late import"
         assert not (isinstance(node, ast.Name) and node.id == "TYPE_CHECKING"), module
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_sizes(module: str) -> None:
     n_lines = len(source_of(module).splitlines())
-    assert n_lines <= MAX_MODULE_LINES, f"{module}: {n_lines} lines"
+    limit = MAY_BE_LONGER.get(module, MAX_MODULE_LINES)
+    assert n_lines <= limit, f"{module}: {n_lines} lines"
     for node in ast.walk(tree_of(module)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno is not None
