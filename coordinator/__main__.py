@@ -28,6 +28,7 @@ from coordinator.launch import ONE_THREAD
 from coordinator.model_map import show_map
 from coordinator.runner import Running, running
 from coordinator.slot_classes import PoolTooSmallError
+from coordinator.synth import run_synth
 from coordinator.tokenizer import TokenizerError
 from coordinator.topics import topic_text
 from io_worker.gguf_header import ModelFormatError
@@ -59,7 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def reported(job: Callable[[], int]) -> int:
     """Run a job; its errors become one line on standard error and an exit code."""
     try:
-        return job()
+        code = job()
+        sys.stdout.flush()  # here, where a reader that went away is expected
+        return code
+    except BrokenPipeError:
+        return _reader_is_gone()
     except EngineError as error:
         return _say(str(error), error.exit_code)
     except tuple(EXIT_CODES) as error:
@@ -82,7 +87,8 @@ def dispatch(command: Command, typed: Sequence[str]) -> int:
             show_map(command, sys.stdout)
             return 0
         case SynthCommand():
-            _become("coordinator.synth", typed)
+            run_synth(command)
+            return 0
         case HelpCommand(topic):
             print(topic_text(topic))
             return 0
@@ -101,15 +107,14 @@ def run_engine(command: Config | EvalCommand, running: Running) -> int:
 
 def _become_single_process(typed: Sequence[str]) -> NoReturn:
     """Numerical libraries read their thread counts when they are loaded: a clean exec sets them."""
-    _become("coordinator.single_process", typed)
+    command = [sys.executable, "-P", "-m", "coordinator.single_process", *typed]
+    os.execve(sys.executable, command, {**os.environ, **ONE_THREAD})
 
 
-def _become(module: str, typed: Sequence[str]) -> NoReturn:
-    os.execve(
-        sys.executable,
-        [sys.executable, "-P", "-m", module, *typed],
-        {**os.environ, **ONE_THREAD},
-    )
+def _reader_is_gone() -> int:
+    """Whoever read standard output has enough: a quiet end. Python must not flush it again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
 
 
 def _say(text: str, code: int) -> int:

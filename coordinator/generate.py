@@ -1,14 +1,12 @@
 """The main job: a prompt in, text out, token by token, and one summary line at the end."""
 
-import dataclasses
 import json
-import secrets
 import sys
 from typing import Any
 
 from coordinator.actions import Ended
 from coordinator.command_line import prompt_text
-from coordinator.config import Config
+from coordinator.config import Config, settings_of
 from coordinator.engine import EngineError
 from coordinator.flag_values import ConfigError
 from coordinator.machine import read_machine
@@ -23,7 +21,6 @@ from coordinator.tokenizer import Tokenizer, build_tokenizer
 from coordinator.usage import write_usage
 from shm.messages import Sampled, Sampling, StepDone, Submit
 
-MAX_SEED = 2**31 - 1
 EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_TERMINATED = 5, 130, 143
 
 
@@ -128,42 +125,43 @@ def prompt_tokens(setup: Setup, tokenizer: Tokenizer | None, prompt: str | None)
 def _answer(runner: Runner, tokenizer: Tokenizer | None, tokens: list[int], request: int) -> int:
     """Generate one answer, print it, sum it up; returns the exit code."""
     config = runner.setup.config
-    seed = config.seed if config.seed is not None else secrets.randbelow(MAX_SEED)
-    if config.seed is None and config.temperature > 0:
-        runner.terminal.line(f"seed: {seed}")
+    assert config.seed is not None  # drawn by `config.resolve`
+    if config.temperature > 0:
+        runner.terminal.line(f"seed: {config.seed}")
     out = None if config.json else TextOutput()
     stream = TextStream(tokenizer, config.stop) if tokenizer is not None else None
     answer = Answer(request, stream, out, Tally(len(tokens)))
     stop_ids = frozenset() if config.ignore_eos or not tokenizer else tokenizer.stop_ids
     submit = Submit(
-        request, tuple(tokens), _sampling(config, seed), runner.setup.plan.context_tokens, False
+        request, tuple(tokens), _sampling(config), runner.setup.plan.context_tokens, False
     )
     runner.run(NewRequest(submit, config.max_tokens, stop_ids), answer)
     if out is not None and tokenizer is None:
         out.write(" ".join(map(str, answer.tokens)))
     if out is not None:
         out.write("\n")
-    return _report(runner, answer, seed)
+    return _report(runner, answer)
 
 
-def _sampling(config: Config, seed: int) -> Sampling:
+def _sampling(config: Config) -> Sampling:
+    assert config.seed is not None
     return Sampling(
         float(config.temperature),
         config.top_k,
         float(config.top_p),
         float(config.min_p),
         float(config.repeat_penalty),
-        seed,
+        config.seed,
     )
 
 
-def _report(runner: Runner, answer: Answer, seed: int) -> int:
+def _report(runner: Runner, answer: Answer) -> int:
     """Summary or JSON; the exit code that the way it ended asks for."""
     ended = answer.ended
     assert ended is not None
     setup = runner.setup
     if setup.config.json:
-        print(json.dumps(_record(runner, answer, seed), ensure_ascii=False))
+        print(json.dumps(_record(runner, answer), ensure_ascii=False))
     elif ended.error is None:
         runner.terminal.line(summary(answer.tally, runner.counters))
     if ended.error is not None:
@@ -173,13 +171,9 @@ def _report(runner: Runner, answer: Answer, seed: int) -> int:
     return 0
 
 
-def _record(runner: Runner, answer: Answer, seed: int) -> dict[str, Any]:
+def _record(runner: Runner, answer: Answer) -> dict[str, Any]:
     setup, ended = runner.setup, answer.ended
     assert ended is not None
-    settings = {
-        key: value if isinstance(value, bool | int | float | str | None) else str(value)
-        for key, value in dataclasses.asdict(setup.config).items()
-    }
     return {
         "model": str(setup.config.model),
         "prompt_tokens": answer.tally.n_prompt,
@@ -188,7 +182,7 @@ def _record(runner: Runner, answer: Answer, seed: int) -> dict[str, Any]:
         "stop_reason": ended.reason,
         **({"error": ended.error} if ended.error else {}),
         **record(answer.tally, runner.counters, setup, runner.peak_bytes),
-        "settings": {**settings, "seed": seed, "reads_in_flight": setup.reads_in_flight},
+        "settings": {**settings_of(setup.config), "reads_in_flight": setup.reads_in_flight},
     }
 
 

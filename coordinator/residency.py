@@ -6,10 +6,8 @@ facts, returns actions, and does no I/O: it reads no clock, draws no random numb
 What it guarantees, and a change must keep:
 
 - Hits are granted before any read is asked for; a slot in use or being filled is never evicted.
-- All victims of a layer are chosen when its `Need` is handled. When the pool is too small for the
-  layer, each expert without a slot is told then *which* expert of the same layer it will follow
-  into its slot ("takes over"), so that hits, misses and victims depend on the `Need`s alone and
-  not on the order in which reads complete.
+- All victims of a layer are chosen when its `Need` is handled, also for experts that must wait for
+  a slot (`Placement.follow`): hits, misses and victims do not depend on the order of reads.
 - A slot whose worker dies is filled again with the same key, by another worker, after the death
   is confirmed.
 """
@@ -42,7 +40,7 @@ MAX_GUESSES_READ_AT_ONCE = 2  # a demand read may have to wait for these
 
 
 class Residency:
-    """Slots, policy and readers behind `Need`, `Release`, `SlabsReady` and `ReadFailed`."""
+    """Slots, policy and readers behind the messages about experts."""
 
     def __init__(
         self,

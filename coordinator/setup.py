@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from compute_worker.arch import ModelSpec, resolve
-from coordinator.budget import MemoryPlan, MemoryRequest, plan_memory
-from coordinator.config import Config, shipped_model
+from coordinator.budget import MemoryPlan
+from coordinator.config import Config, memory_plan
+from coordinator.config import resolve as config_resolved
 from coordinator.cores import CorePlan, plan_cores
 from coordinator.geometry import PoolGeometry, RangesOf
 from coordinator.machine import Machine
@@ -41,7 +42,6 @@ class Setup:
     plan: MemoryPlan
     cores: CorePlan | None  # None: nothing is pinned
     reader: ReaderChoice
-    n_threads: int
     usage: UsageCounts
 
     @property
@@ -74,7 +74,7 @@ class Setup:
             f"{self.spec.n_active} of {self.spec.n_experts} experts per token)",
             f"mode: {mode}; reader {self.reader.name} ({self.reader.reason}); "
             f"policy {config.policy}; numerics {config.numerics}; "
-            f"{self.n_threads} compute thread(s)",
+            f"{config.compute_threads} compute thread(s)",
             self.plan.describe(),
         ]
         if self.cores is not None:
@@ -100,46 +100,15 @@ def prepared(config: Config, machine: Machine) -> Iterator[Setup]:
 def _prepare(
     config: Config, machine: Machine, model: Model, spec: ModelSpec, files: tuple[ModelFile, ...]
 ) -> Setup:
+    plan = memory_plan(config, machine, spec)
+    config = config_resolved(config, machine, spec)
     cores = plan_cores(config.core_plan, machine.cores) if config.pin_cores else None
-    n_threads = config.compute_threads or (
-        cores.compute_threads if cores else machine.n_effective_cores
-    )
-    kv_type = config.kv_type
-    if kv_type == "auto":
-        kv_type = "f32" if config.numerics == "exact" else "f16"
-    config = dataclasses.replace(config, kv_type=kv_type)
-    n_readers = config.io_workers * config.queue_depth + config.io_threads
-    plan = plan_memory(
-        MemoryRequest(
-            memory_bytes=config.memory_bytes,
-            pool=config.pool,
-            context_tokens=config.context_tokens,
-            chunk_tokens=config.chunk_tokens,
-            kv_type=kv_type,
-            n_io_workers=config.io_workers,
-            n_threads=n_threads + n_readers,
-            single_process=config.single_process,
-            is_shipped_model=config.model == shipped_model(),
-        ),
-        spec,
-        machine.memory,
-    )
-    policy = config.policy
-    if policy == "auto":
-        policy = "lru" if plan.holds_token_cycle else "lfu"
     reader = choose_reader(config.reader, files)
     usage = fresh_usage(model.fingerprint, spec)
     if config.usage is not None:
         usage = read_usage(config.usage, usage)
-    resolved = dataclasses.replace(
-        config,
-        policy=policy,
-        reader=reader.name,
-        compute_threads=n_threads,
-        context_tokens=plan.context_tokens,
-        chunk_tokens=plan.chunk_tokens,
-    )
-    return Setup(resolved, model, spec, files, plan, cores, reader, n_threads, usage)
+    config = dataclasses.replace(config, reader=reader.name)
+    return Setup(config, model, spec, files, plan, cores, reader, usage)
 
 
 def build_core(setup: Setup, max_running: int = 1) -> Core:

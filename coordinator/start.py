@@ -79,7 +79,7 @@ def compute_settings(setup: Setup, keep_fd: int | None, max_running: int) -> Com
         files=setup.files,
         kernels=config.kernels,
         numerics=config.numerics,
-        n_threads=setup.n_threads,
+        n_threads=config.compute_threads or 1,
         kv_kind=config.kv_type,
         n_kv_blocks=blocks_per_sequence * max_running,
         mlock=config.mlock,

@@ -23,9 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
-from coordinator.__main__ import reported
 from coordinator.budget import ResourceError
-from coordinator.command_line import parse
 from coordinator.commands import SynthCommand
 from coordinator.flag_values import ConfigError
 from coordinator.sizes import format_size
@@ -107,6 +105,8 @@ class Model:
 
 def run_synth(command: SynthCommand) -> None:
     """Write the file that the command asks for, with progress; raises like `write_model`."""
+    # as an exception, so that the unfinished file is removed
+    signal.signal(signal.SIGTERM, _terminate)
     shape = SHAPES[command.shape]
     name = f"synthetic-{command.shape}-{command.mix}"
     model = Model(name, shape, MIXES[command.mix], command.layers or shape.n_layers)
@@ -121,6 +121,10 @@ def run_synth(command: SynthCommand) -> None:
         terminal.end_progress()
         hole = ", the weights are a hole" if command.sparse else ""
         terminal.line(f"wrote {command.out}: {format_size(total)}{hole}")
+
+
+def _terminate(_signal: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + signal.SIGTERM)
 
 
 def write_model(out: Path, model: Model, *, sparse: bool, force: bool, report: Report) -> int:
@@ -243,25 +247,3 @@ def _tensors(model: Model) -> Iterator[SynthTensor]:
         )  # fmt: skip
     yield norm("output_norm", width)
     yield matrix("output", mix.output, *vocabulary)
-
-
-def main() -> int:
-    """Exit code of the process."""
-
-    def job() -> int:
-        command = parse(sys.argv[1:])
-        assert isinstance(command, SynthCommand), command
-        run_synth(command)
-        return 0
-
-    # as an exception, so that the unfinished file is removed
-    signal.signal(signal.SIGTERM, _terminate)
-    return reported(job)
-
-
-def _terminate(_signal: int, _frame: FrameType | None) -> None:
-    sys.exit(128 + signal.SIGTERM)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
