@@ -9,12 +9,13 @@ from dataclasses import dataclass
 
 from compute_worker.engine import Engine
 from compute_worker.feed import ExpertFeed
+from compute_worker.guess import RouterGuess
 from compute_worker.kept import KeptPrompt
 from compute_worker.kernel_choice import select
 from compute_worker.kernels import Kernels
 from compute_worker.kv import KvCache
 from compute_worker.link import Link
-from compute_worker.matrix import Bytes
+from compute_worker.matrix import Bytes, Floats
 from compute_worker.settings import ComputeSettings
 from compute_worker.weights import LockOutcome, load_weights, lock_memory
 from shm.pool import PoolMapping
@@ -49,12 +50,17 @@ def assemble(
     kv = KvCache(
         spec.n_layers, spec.n_kv_heads, spec.head_width, settings.n_kv_blocks, settings.kv_kind
     )
-    feed = ExpertFeed(link, pool, spec.slabs, spec.n_active, kernels)
+    guess = RouterGuess(weights, kernels) if settings.guess_next_layer else _no_guess
+    feed = ExpertFeed(link, pool, spec.slabs, spec.n_active, kernels, guess)
     keep_fd = settings.keep_fd
     on_kept = None if keep_fd is None else lambda kept: _write_kept(keep_fd, kept)
     engine = Engine(weights, kernels, kv, feed, link, on_kept)
     warnings = (lock.refusal,) if lock.refusal else ()
     return Assembled(engine, feed, kernels, weights.arena.nbytes, lock.locked_bytes, warnings)
+
+
+def _no_guess(layer: int, x: Floats) -> tuple[int, ...]:
+    return ()
 
 
 def _lock(arena: Bytes, wanted: str) -> LockOutcome:

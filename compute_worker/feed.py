@@ -35,6 +35,7 @@ from shm.messages import (
 from shm.pool import PoolMapping
 
 Now = Callable[[], int]
+Guess = Callable[[int, Floats], tuple[int, ...]]  # (layer, x) -> experts of the next layer
 
 
 class StepCancelled(Exception):
@@ -71,6 +72,7 @@ class ExpertFeed:
         slabs: SlabTable,
         n_active: int,
         kernels: Kernels,
+        guess: Guess,
         now: Now = time.monotonic_ns,
     ) -> None:
         self.waiting = Waiting()
@@ -79,6 +81,7 @@ class ExpertFeed:
         self._link = link
         self._pool = pool
         self._kernels = kernels
+        self._guess = guess
         self._now = now
         self._n_active = n_active
         self._base = int(np.frombuffer(pool.view, np.uint8).__array_interface__["data"][0])
@@ -140,7 +143,7 @@ class ExpertFeed:
     ) -> None:
         sent_ns = self._now()
         uses = self._uses(pairs)
-        self._link.send(Need(self._step, layer, uses, (), self.take_released()))
+        self._link.send(Need(self._step, layer, uses, self._guess(layer, x), self.take_released()))
         timing = _Waits()
         while pairs:
             grant = self._next_grant(layer, sent_ns, timing)

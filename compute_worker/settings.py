@@ -31,6 +31,7 @@ class ComputeSettings:
     n_kv_blocks: int
     mlock: str
     local_reads: LocalReads | None
+    guess_next_layer: bool  # send the next router's guess with every `Need`
     keep_fd: int | None  # `eval`: where logits and chosen experts of the prompt are written
 
 

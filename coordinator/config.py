@@ -134,7 +134,11 @@ class Config:
         "auto", "--policy", choice("auto", "lru", "layer-lru", "lfu", "slru", "static"), READING,
         "which experts stay when the pool is full",
     )  # fmt: skip
-    prefetch: str = flag("off", "--prefetch", choice("off"), READING, "reading ahead on a guess")
+    prefetch: str = flag(
+        "off", "--prefetch", choice("off", "previous-token", "router"), READING,
+        "read the next layer's likely experts while the disk idles; goes to sleep where it does "
+        "not pay",
+    )  # fmt: skip
     usage: Path | None = flag(
         None, "--usage", PATH, READING, "start from the use counts in this file and save them there"
     )

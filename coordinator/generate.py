@@ -163,7 +163,7 @@ def _report(runner: Runner, answer: Answer) -> int:
     if setup.config.json:
         print(json.dumps(_record(runner, answer), ensure_ascii=False))
     elif ended.error is None:
-        runner.terminal.line(summary(answer.tally, runner.counters))
+        runner.terminal.line(summary(answer.tally, runner.core.residency.counters))
     if ended.error is not None:
         raise EngineError(EXIT_INTERNAL, ended.error)
     if runner.signals.exit_code is not None:
@@ -181,7 +181,7 @@ def _record(runner: Runner, answer: Answer) -> dict[str, Any]:
         "text": answer.text,
         "stop_reason": ended.reason,
         **({"error": ended.error} if ended.error else {}),
-        **record(answer.tally, runner.counters, setup, runner.peak_bytes),
+        **record(answer.tally, runner.core.residency, setup, runner.peak_bytes),
         "settings": {**settings_of(setup.config), "reads_in_flight": setup.reads_in_flight},
     }
 
@@ -215,7 +215,7 @@ def _save_usage(runner: Runner) -> None:
     if path is None:
         return
     usage = runner.setup.usage
-    for key, n_uses in runner.uses.items():
+    for key, n_uses in runner.core.residency.uses.items():
         usage.counts[key] = usage.counts.get(key, 0.0) + n_uses
     try:
         write_usage(path, usage)

@@ -93,6 +93,14 @@ class Bar:
     style: str
 
 
+class _PipeConsole(Console):
+    """rich ends the process with 1 when its reader is gone; here the entry point decides."""
+
+    def on_broken_pipe(self) -> None:
+        """See `rich.console.Console`."""
+        raise BrokenPipeError
+
+
 def show_map(command: MapCommand, output: TextIO | None) -> None:
     """Print the map of a model (None: to a closed standard output); raises `ModelFormatError`."""
     model = open_model(command.model)
@@ -103,7 +111,7 @@ def show_map(command: MapCommand, output: TextIO | None) -> None:
         print(parts.to_json(), file=output)
         return
     width = None if output.isatty() else PIPE_COLUMNS
-    console = Console(file=output, width=width, highlight=False, soft_wrap=True)
+    console = _PipeConsole(file=output, width=width, highlight=False, soft_wrap=True)
     _draw(parts, console)
 
 

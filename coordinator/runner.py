@@ -12,12 +12,10 @@ from typing import Protocol
 
 from coordinator.actions import Ended
 from coordinator.engine import Engine
-from coordinator.geometry import ExpertCounters
-from coordinator.policies import Key
 from coordinator.setup import Setup
 from coordinator.signals import Signals
 from coordinator.start import started
-from coordinator.state import EndRequest, NewRequest
+from coordinator.state import Core, EndRequest, NewRequest
 from coordinator.terminal import Terminal
 from shm.messages import Sampled, StepDone
 
@@ -47,12 +45,8 @@ class Runner(Protocol):
     signals: Signals
 
     @property
-    def counters(self) -> ExpertCounters:
-        """Totals of the run."""
-
-    @property
-    def uses(self) -> dict[Key, int]:
-        """How often each expert was asked for."""
+    def core(self) -> Core:
+        """The decision core, for its counters."""
 
     @property
     def peak_bytes(self) -> int:
@@ -82,14 +76,9 @@ class ProcessRunner:
         self._listener: RequestListener | None = None
 
     @property
-    def counters(self) -> ExpertCounters:
+    def core(self) -> Core:
         """See `Runner`."""
-        return self._engine.core.residency.counters
-
-    @property
-    def uses(self) -> dict[Key, int]:
-        """See `Runner`."""
-        return self._engine.core.residency.uses
+        return self._engine.core
 
     @property
     def peak_bytes(self) -> int:

@@ -23,8 +23,6 @@ from coordinator.command_line import parse
 from coordinator.commands import EvalCommand
 from coordinator.config import Config
 from coordinator.engine import COMPUTE, EngineError
-from coordinator.geometry import ExpertCounters
-from coordinator.policies import Key
 from coordinator.runner import RequestListener, Runner
 from coordinator.setup import Setup, build_core
 from coordinator.signals import Signals
@@ -144,14 +142,9 @@ class SingleRunner:
         self._next_account = 0.0
 
     @property
-    def counters(self) -> ExpertCounters:
+    def core(self) -> Core:
         """See `Runner`."""
-        return self._link.core.residency.counters
-
-    @property
-    def uses(self) -> dict[Key, int]:
-        """See `Runner`."""
-        return self._link.core.residency.uses
+        return self._link.core
 
     def run(self, request: NewRequest, listener: RequestListener) -> None:
         """See `Runner`."""

@@ -84,5 +84,6 @@ def compute_settings(setup: Setup, keep_fd: int | None, max_running: int) -> Com
         n_kv_blocks=blocks_per_sequence * max_running,
         mlock=config.mlock,
         local_reads=local,
+        guess_next_layer=config.prefetch == "router",
         keep_fd=keep_fd,
     )

@@ -1,10 +1,12 @@
 """Adds up what a run did: tokens, times, experts. Knows no output format but its own record."""
 
+import dataclasses
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.geometry import ExpertCounters
+from coordinator.residency import Residency
 from coordinator.setup import Setup
 from shm.messages import StepDone
 
@@ -79,8 +81,9 @@ class Tally:
         return total_ns / 1e9 / max(1, self.n_decode_steps)
 
 
-def record(tally: Tally, counters: ExpertCounters, setup: Setup, peak_bytes: int) -> dict[str, Any]:
+def record(tally: Tally, residency: Residency, setup: Setup, peak_bytes: int) -> dict[str, Any]:
     """The measured half of the JSON of a run."""
+    counters, prefetch = residency.counters, residency.prefetch
     hits = counters.hits + tally.standing_uses
     return {
         "timings": {
@@ -100,6 +103,10 @@ def record(tally: Tally, counters: ExpertCounters, setup: Setup, peak_bytes: int
             "bytes_read": counters.bytes_read,
             "bytes_over_read": counters.bytes_over_read,
             "evictions": counters.evictions,
+        },
+        "prefetch": {
+            "phase": prefetch.phase.value,
+            **dataclasses.asdict(prefetch.counters),
         },
         "memory": {
             "budget_bytes": setup.plan.budget_bytes,
