@@ -188,8 +188,9 @@ class Config:
     host: str = flag("127.0.0.1", "--host", TEXT, SERVICE, "address to serve on", is_ready=False)
     port: int = flag(8080, "--port", PORT, SERVICE, "port of the API", is_ready=False)
     metrics_port: int | None = flag(
-        None, "--metrics-port", PORT, SERVICE, "port of the metrics", is_ready=False
-    )
+        None, "--metrics-port", PORT, SERVICE,
+        "serve Prometheus metrics of every process on this port of 127.0.0.1", default_text="off",
+    )  # fmt: skip
 
 
 def memory_plan(config: Config, machine: Machine, model: ModelSpec) -> MemoryPlan:

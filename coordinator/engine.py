@@ -29,6 +29,7 @@ from coordinator.state import (
     ReaderDied,
     ReaderReady,
 )
+from coordinator.totals import Totals
 from coordinator.watch import Watch
 from shm.messages import (
     Need,
@@ -89,7 +90,9 @@ class Engine:
         self.core = core
         self.children = Children()
         self.restarts = Restarts()
-        self.peak_bytes = 0
+        self.names = tuple(spec.name for spec in specs)
+        self.totals = Totals(n for n in self.names if n != COMPUTE or compute_reads)
+        self.accounted_bytes = self.peak_bytes = 0
         self._specs = {spec.name: spec for spec in specs}
         self._credit = reader_credit
         self._pool_fd = pool_fd
@@ -175,6 +178,7 @@ class Engine:
         self._watch.begin(spec.name, now_ns)
 
     def _take(self, child: Child, message: Any) -> None:
+        self.totals.received(child.name, message, time.monotonic_ns())
         match message:
             case Need() | Release() | StepDone() if child.name == COMPUTE:
                 self._from_compute(message)
@@ -236,6 +240,7 @@ class Engine:
 
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
+            self.totals.performed(action, time.monotonic_ns())
             match action:
                 case ToCompute(message):
                     self._send(COMPUTE, message)
@@ -258,7 +263,8 @@ class Engine:
 
     def _tick(self, now_ns: int) -> None:
         pids = [os.getpid(), *(child.process.pid for child in self.children)]
-        self.peak_bytes = max(self.peak_bytes, accounted_bytes(pids, self._pool_fd))
+        self.accounted_bytes = accounted_bytes(pids, self._pool_fd)
+        self.peak_bytes = max(self.peak_bytes, self.accounted_bytes)
         for child in self.children:
             if not child.is_ready:
                 if self._watch.start_hangs(child.name, now_ns):

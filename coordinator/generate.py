@@ -70,6 +70,10 @@ class Answer:
 
 def generate(config: Config, running: Running) -> int:
     """Run the main job; returns the exit code. Raises what `prepared` and the engine raise."""
+    if config.single_process and config.metrics_port is not None:
+        raise ConfigError(
+            "--metrics-port: expected processes to watch, found --single-process; drop one of them"
+        )
     with Terminal(quiet=config.json) as terminal, Signals() as signals:
         prompt = prompt_text(config, sys.stdin.buffer)
         has_prompt = prompt is not None or config.prompt_tokens is not None

@@ -12,6 +12,8 @@ from typing import Protocol
 
 from coordinator.actions import Ended
 from coordinator.engine import Engine
+from coordinator.metrics import Exposition, run_view
+from coordinator.metrics_server import HOST, listen, serving
 from coordinator.setup import Setup
 from coordinator.signals import Signals
 from coordinator.start import started
@@ -169,9 +171,19 @@ class ProcessRunner:
 def running(
     setup: Setup, terminal: Terminal, signals: Signals, keep_fd: int | None = None
 ) -> Iterator[Runner]:
-    """A runner with processes, ready. Raises `PoolError`, `LinkError`, `OSError`, `EngineError`."""
+    """A runner with processes, ready.
+
+    Raises `ConfigError` (the port of the metrics), `PoolError`, `LinkError`, `OSError`,
+    `EngineError`.
+    """
     runner = ProcessRunner(setup, terminal, signals)
-    with started(setup, runner, keep_fd=keep_fd) as engine:
-        runner.engine = engine
+    with contextlib.ExitStack() as stack:
+        port = setup.config.metrics_port
+        listener = stack.enter_context(listen(port)) if port is not None else None
+        runner.engine = stack.enter_context(started(setup, runner, keep_fd=keep_fd))
+        if listener is not None:
+            pages = Exposition(run_view(runner.engine, setup))
+            stack.enter_context(serving(listener, pages))
+            terminal.line(f"metrics: http://{HOST}:{port}/metrics")
         runner.wait_ready()
         yield runner

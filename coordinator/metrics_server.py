@@ -1,0 +1,168 @@
+"""Serves the metrics over HTTP on the loopback address, in a thread of its own.
+
+    GET /metrics            all processes, for people
+    GET /metrics/<process>  one process, for Prometheus; 503 while it is down
+    GET /targets            the list of those targets, as Prometheus' http_sd wants it
+
+One thread serves all connections, a limited number at once and each for a limited time, so that a
+hung scraper or a crowd of them holds up nobody else, least of all the loop: what they share with it
+is the interpreter's lock, for `SWITCH_SECONDS` at a time. Knows nothing of what the pages say.
+"""
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from coordinator.flag_values import ConfigError
+from coordinator.metrics import CONTENT_TYPE, Exposition
+
+HOST = "127.0.0.1"
+MAX_CONNECTIONS = 64
+MAX_HEADER_BYTES = 8192
+CONNECTION_SECONDS = 5.0  # to ask and to take the answer: more than any scrape timeout that is met
+SWITCH_SECONDS = 0.0005  # 5 ms is the default: 30 times what a message takes
+STOP_SECONDS = 2.0
+PLAIN, JSON = "text/plain; charset=utf-8", "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What is answered."""
+
+    status: HTTPStatus
+    content_type: str
+    body: bytes
+
+    def encode(self) -> bytes:
+        """As HTTP/1.1 with a closed connection after it."""
+        head = (
+            f"HTTP/1.1 {self.status.value} {self.status.phrase}\r\n"
+            f"Content-Type: {self.content_type}\r\n"
+            f"Content-Length: {len(self.body)}\r\n"
+            "Connection: close\r\n\r\n"
+        )
+        return head.encode() + self.body
+
+
+def listen(port: int) -> socket.socket:
+    """The listening socket; raises `ConfigError` if the port cannot be had."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        # a port whose last connections still linger is free
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((HOST, port))
+        listener.listen(MAX_CONNECTIONS)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"--metrics-port: expected a port of {HOST} that is free, found {port}: "
+            f"{error.strerror}; use another, or end what listens there"
+        ) from error
+    return listener
+
+
+@contextlib.contextmanager
+def serving(listener: socket.socket, exposition: Exposition) -> Iterator[None]:
+    """Serve while the `with` lasts."""
+    server = _Server(exposition, listener.getsockname()[1])
+    loop, stop = asyncio.new_event_loop(), asyncio.Event()
+
+    def live() -> None:
+        # signals are the main thread's: it has to wake up for them
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(server.serve(listener, stop))
+
+    thread = threading.Thread(target=live, name="metrics", daemon=True)
+    interval_before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    thread.start()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(STOP_SECONDS)
+        sys.setswitchinterval(interval_before)
+
+
+def respond(request_line: bytes, exposition: Exposition, port: int) -> Response:
+    """The answer to a request by its first line."""
+    words = request_line.decode("latin-1").split()
+    if len(words) != 3 or not words[2].startswith("HTTP/1."):
+        return _plain(HTTPStatus.BAD_REQUEST, "expected an HTTP/1 request")
+    method, path = words[0], words[1].partition("?")[0]
+    if method != "GET":
+        return _plain(HTTPStatus.METHOD_NOT_ALLOWED, "expected GET")
+    if path == "/metrics":
+        return Response(HTTPStatus.OK, CONTENT_TYPE, exposition.page_of_all())
+    if path == "/targets":
+        return Response(HTTPStatus.OK, JSON, _targets(exposition, port))
+    process = path.removeprefix("/metrics/")
+    if process not in exposition.processes:
+        return _plain(HTTPStatus.NOT_FOUND, "try /metrics or /targets")
+    page = exposition.page(process)
+    if page is None:
+        return _plain(HTTPStatus.SERVICE_UNAVAILABLE, f"{process} is down")
+    return Response(HTTPStatus.OK, CONTENT_TYPE, page)
+
+
+def _plain(status: HTTPStatus, text: str) -> Response:
+    return Response(status, PLAIN, f"{text}\n".encode())
+
+
+def _targets(exposition: Exposition, port: int) -> bytes:
+    """One target per process: the same address, a path and a label of its own."""
+    targets = [
+        {
+            "targets": [f"{HOST}:{port}"],
+            "labels": {"__metrics_path__": f"/metrics/{process}", "process": process},
+        }
+        for process in exposition.processes
+    ]
+    return json.dumps(targets).encode()
+
+
+class _Server:
+    """Connections of the serving thread."""
+
+    def __init__(self, exposition: Exposition, port: int) -> None:
+        self._exposition = exposition
+        self._port = port
+        self._n_open = 0
+
+    async def serve(self, listener: socket.socket, stop: asyncio.Event) -> None:
+        server = await asyncio.start_server(self._connected, sock=listener, limit=MAX_HEADER_BYTES)
+        await stop.wait()
+        server.close()  # what is still connected is cancelled when the loop ends
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection: one request, one answer."""
+        self._n_open += 1
+        try:
+            if self._n_open <= MAX_CONNECTIONS:
+                async with asyncio.timeout(CONNECTION_SECONDS):
+                    await self._answer(reader, writer)
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # the other end hangs, is gone, or is no scraper: it gets nothing
+        finally:
+            self._n_open -= 1
+            writer.transport.abort()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        try:
+            response = respond(head.partition(b"\r\n")[0], self._exposition, self._port)
+        except Exception as error:  # a fault of ours: say it to who can see it
+            text = f"{type(error).__name__}: {error}"
+            response = _plain(HTTPStatus.INTERNAL_SERVER_ERROR, text)
+        # `drain` returns when all is sent, not when it is merely buffered
+        writer.transport.set_write_buffer_limits(0)
+        writer.write(response.encode())
+        await writer.drain()
