@@ -5,6 +5,7 @@
 
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -28,6 +29,7 @@ from coordinator.launch import ONE_THREAD
 from coordinator.model_map import show_map
 from coordinator.runner import Running, running
 from coordinator.slot_classes import PoolTooSmallError
+from coordinator.streams import OutputError, let_output_go, open_missing_streams
 from coordinator.synth import run_synth
 from coordinator.tokenizer import TokenizerError
 from coordinator.topics import topic_text
@@ -46,6 +48,7 @@ EXIT_CODES: dict[type[Exception], int] = {
     PoolError: 4,
     LinkError: 4,
     MemoryError: 4,
+    OutputError: 4,
     OSError: 4,
 }
 EXIT_INTERNAL = 5
@@ -59,12 +62,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def reported(job: Callable[[], int]) -> int:
     """Run a job; its errors become one line on standard error and an exit code."""
+    open_missing_streams()
     try:
         code = job()
         sys.stdout.flush()  # here, where a reader that went away is expected
         return code
     except BrokenPipeError:
-        return _reader_is_gone()
+        let_output_go()
+        return 0
     except EngineError as error:
         return _say(str(error), error.exit_code)
     except tuple(EXIT_CODES) as error:
@@ -72,6 +77,9 @@ def reported(job: Callable[[], int]) -> int:
         return _say(str(error), code)
     except KeyboardInterrupt:
         return 130
+    except Exception as error:  # a fault of ours: with all that helps to find it
+        traceback.print_exc()
+        return _say(f"internal: {type(error).__name__}: {error}; please report it", EXIT_INTERNAL)
 
 
 def dispatch(command: Command, typed: Sequence[str]) -> int:
@@ -109,12 +117,6 @@ def _become_single_process(typed: Sequence[str]) -> NoReturn:
     """Numerical libraries read their thread counts when they are loaded: a clean exec sets them."""
     command = [sys.executable, "-P", "-m", "coordinator.single_process", *typed]
     os.execve(sys.executable, command, {**os.environ, **ONE_THREAD})
-
-
-def _reader_is_gone() -> int:
-    """Whoever read standard output has enough: a quiet end. Python must not flush it again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
 
 
 def _say(text: str, code: int) -> int:

@@ -14,6 +14,7 @@ from coordinator.runner import Runner, Running
 from coordinator.setup import Setup, prepared
 from coordinator.signals import Signals
 from coordinator.state import EndRequest, NewRequest
+from coordinator.streams import write_output
 from coordinator.tally import Tally, record, summary
 from coordinator.terminal import Terminal, TextOutput
 from coordinator.text_stream import TextStream
@@ -165,7 +166,7 @@ def _report(runner: Runner, answer: Answer) -> int:
     assert ended is not None
     setup = runner.setup
     if setup.config.json:
-        print(json.dumps(_record(runner, answer), ensure_ascii=False))
+        write_output(json.dumps(_record(runner, answer), ensure_ascii=False) + "\n")
     elif ended.error is None:
         runner.terminal.line(summary(answer.tally, runner.core.residency.counters))
     if ended.error is not None:

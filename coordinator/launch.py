@@ -9,18 +9,20 @@ Children must be started from the main thread: the kernel sends their death sign
 that started them ends.
 """
 
+import contextlib
 import os
 import secrets
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import zmq
 
-from shm.birth import ChildArguments, encode_arguments
+from shm.birth import SIGNALS_OF_THE_PARENT, ChildArguments, encode_arguments
 from shm.link import endpoint_in, make_socket_directory, pair_socket, remove_socket_directory
 from shm.pool import PoolLayout
 
@@ -130,16 +132,27 @@ def start_child(context: Context, spec: ChildSpec, now_ns: int) -> Child:
     )
     command = [sys.executable, "-P", "-m", spec.module, encode_arguments(arguments)]
     try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # standard output is for generated text only
-            pass_fds=(spec.pool_fd, *spec.file_fds, *spec.other_fds),
-            env={**os.environ, **ONE_THREAD},
-        )
+        with _signals_held_back():
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # standard output is for generated text only
+                pass_fds=(spec.pool_fd, *spec.file_fds, *spec.other_fds),
+                env={**os.environ, **ONE_THREAD},
+            )
     except BaseException:
         socket.close()
         remove_socket_directory(directory)
         raise
     pidfd = os.pidfd_open(process.pid)
     return Child(spec, process, pidfd, socket, token, directory, now_ns)
+
+
+@contextlib.contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Block what a child must not hear until it ignores it: it inherits the mask."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS_OF_THE_PARENT)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -4,11 +4,12 @@ Standard output carries generated text or JSON and nothing else. Progress is a b
 and a plain line a second elsewhere. Only this module imports rich.
 """
 
-import sys
 import time
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
+
+from coordinator.streams import write_output
 
 PLAIN_INTERVAL_SECONDS = 1.0
 
@@ -74,11 +75,10 @@ class TextOutput:
         self.is_closed = False
 
     def write(self, text: str) -> None:
-        """Print at once."""
+        """Print at once. Raises `OutputError`."""
         if self.is_closed or not text:
             return
         try:
-            sys.stdout.buffer.write(text.encode("utf-8", "replace"))
-            sys.stdout.buffer.flush()
-        except (BrokenPipeError, ValueError):
+            write_output(text)
+        except BrokenPipeError:
             self.is_closed = True

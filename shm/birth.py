@@ -24,6 +24,7 @@ from shm.codec import MessageError, decoder_for, pack, unpack
 from shm.pool import PoolLayout
 
 PR_SET_PDEATHSIG = 1
+SIGNALS_OF_THE_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TAG = "ChildArguments"
 
 
@@ -78,12 +79,12 @@ def begin_life(arguments: ChildArguments) -> Birth:
     if parent_is_gone(arguments.parent_pid):
         raise SystemExit(0)
     faulthandler.enable()
-    # Ctrl-C reaches the whole foreground group; the parent decides and sends `Stop`.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A handler in Python would wait for the running native call. Nothing of ours has a name on the
-    # disk, so the default action leaves nothing behind.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    # They reach all processes of a terminal's group or of a service's cgroup: the parent alone
+    # decides, and sends `Stop`. It starts children with these blocked, so that none ends a child
+    # that has not come this far; what came meanwhile is dropped here.
+    for number in SIGNALS_OF_THE_PARENT:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS_OF_THE_PARENT)
     cores, warning = _pin(arguments.cores)
     return Birth(cores, tuple(warnings) + ((warning,) if warning else ()))
 

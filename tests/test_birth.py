@@ -80,7 +80,7 @@ death_signal = ctypes.c_int()
 ctypes.CDLL(None).prctl(2, ctypes.byref(death_signal), 0, 0, 0)  # PR_GET_PDEATHSIG
 print(list(birth.cores), len(birth.warnings), death_signal.value)
 print(signal.getsignal(signal.SIGINT) == signal.SIG_IGN)
-print(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
+print(signal.getsignal(signal.SIGTERM) == signal.SIG_IGN)
 print(signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
 """
 

@@ -1,0 +1,49 @@
+"""The standard streams of the program: open whatever the caller left, and text that goes out.
+
+Only generated text and results go to standard output; everything for people goes to `terminal`.
+"""
+
+import os
+import sys
+
+_STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))  # by descriptor number
+
+
+class OutputError(Exception):
+    """Standard output takes nothing; the text is one line."""
+
+
+def open_missing_streams() -> None:
+    """Give a closed standard stream to /dev/null. Call before anything is opened.
+
+    The number of a closed one would go to the next file: a child would find /dev/null where its
+    model should be, and lines for people would land in a file of the user.
+    """
+    for number, (name, mode) in enumerate(_STREAMS):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            os.set_inheritable(number, True)
+            setattr(sys, name, os.fdopen(number, mode))
+
+
+def write_output(text: str) -> None:
+    """Print at once. Raises `BrokenPipeError` when the reader is gone, else `OutputError`."""
+    try:
+        sys.stdout.buffer.write(text.encode("utf-8", "replace"))
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(
+            f"standard output: cannot write: {error.strerror}; send it to a place with room"
+        ) from error
+
+
+def let_output_go() -> None:
+    """Whoever read standard output has enough: Python must not flush it again at exit."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
