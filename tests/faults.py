@@ -1,0 +1,147 @@
+"""An engine inside the test whose processes can be hurt, and what must hold after every fault.
+
+The invariants: tokens equal an undisturbed run or the request ended with an error; every request
+ended once; no process, no descriptor and no file of ours is left; every slot is free or ready.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from arms import Together, submit_of
+from gguf_builder import tiny_model
+
+from coordinator.actions import Ended
+from coordinator.command_line import parse
+from coordinator.config import Config
+from coordinator.engine import Engine
+from coordinator.launch import Child
+from coordinator.machine import read_machine
+from coordinator.setup import prepared
+from coordinator.slots import SlotState
+from coordinator.start import started
+from coordinator.state import NewRequest
+
+WAIT_SECONDS = 30.0
+
+
+@dataclass
+class Watched(Together):
+    """Counts how often each request ended."""
+
+    n_ends: Counter[int] = field(default_factory=Counter)
+
+    def on_ended(self, ended: Ended) -> None:
+        """Collect."""
+        super().on_ended(ended)
+        self.n_ends[ended.request] += 1
+
+
+@dataclass
+class Session:
+    """A running engine and its listener."""
+
+    engine: Engine
+    listener: Watched
+    killed: set[int] = field(default_factory=set)
+
+    def submit(self, request: int, prompt: list[int], n_new: int) -> None:
+        """A request with its own seed; the same arguments give the same tokens."""
+        self.engine.submit(NewRequest(submit_of(request, prompt), n_new, frozenset()))
+
+    def run_until(self, is_over: Callable[[], bool]) -> None:
+        """Turn the loop until then; a fault that makes it wait for ever fails the test."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not is_over():
+            assert time.monotonic() < deadline, "the engine waits for something that never comes"
+            self.engine.run_once(0.05)
+            self.engine.core.check()
+
+    def finish(self, request: int) -> list[int]:
+        """Run until the request is over; its tokens."""
+        self.run_until(lambda: request in self.listener.ended)
+        return self.listener.tokens.get(request, [])
+
+    def child(self, name: str) -> Child:
+        """The living child of a name, up and ready."""
+
+        def is_up() -> bool:
+            child = self.engine.children.get(name)
+            return child is not None and child.is_ready
+
+        self.run_until(is_up)
+        child = self.engine.children.get(name)
+        assert child is not None
+        return child
+
+    def run_until_reading(self, name: str) -> Child:
+        """Until the reader has reads to do."""
+        self.child(name)
+        self.run_until(lambda: self.engine.core.residency.n_reading(name) > 0)
+        return self.child(name)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL to the process of this name, ready or not; each process is killed once."""
+
+        def lives() -> bool:
+            child = self.engine.children.get(name)
+            return child is not None and child.process.pid not in self.killed
+
+        self.run_until(lives)
+        child = self.engine.children.get(name)
+        assert child is not None
+        self.killed.add(child.process.pid)
+        os.kill(child.process.pid, signal.SIGKILL)
+
+    def check_idle(self) -> None:
+        """Nothing runs: every slot is free or ready, nothing is in use, every request ended once."""
+        self.run_until(lambda: self.engine.core.residency.n_loading == 0)
+        slots = self.engine.core.residency.slots
+        assert slots.count(SlotState.FREE) + slots.count(SlotState.READY) == len(slots.slots)
+        assert all(slot.pins == 0 for slot in slots.slots)
+        assert set(self.listener.n_ends.values()) <= {1}
+        assert self.engine.core.requests.is_idle
+
+
+@contextlib.contextmanager
+def session(model: Path, *flags: str, max_running: int = 1) -> Iterator[Session]:
+    """An engine with its processes; checks that nothing of it is left behind."""
+    config = parse(["--model", str(model), "--tokens", "1", "--numerics", "exact", *flags])
+    assert isinstance(config, Config)
+    listener = Watched()
+    before = open_descriptors()
+    with (
+        prepared(config, read_machine()) as setup,
+        started(setup, listener, max_running=max_running) as engine,
+    ):
+        running = Session(engine, listener)
+        running.run_until(lambda: engine.is_ready)
+        children = [child.process.pid for child in engine.children]
+        yield running
+        children += [child.process.pid for child in engine.children]
+    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+    assert open_descriptors() == before
+
+
+def open_descriptors() -> set[str]:
+    """Numbers of the descriptors that this process holds."""
+    return {name for name in os.listdir("/proc/self/fd") if Path(f"/proc/self/fd/{name}").exists()}
+
+
+def pressed_model(folder: Path) -> Path:
+    """Many experts per token and large enough slabs, so that a smallest pool reads all the time."""
+    return tiny_model(
+        folder / "pressed.gguf", n_layers=4, n_experts=8, n_active=4, quantisation="Q8_0", width=256
+    )
+
+
+def long_model(folder: Path) -> Path:
+    """Answers may be long, so that there is time to do harm."""
+    return tiny_model(
+        folder / "long.gguf", n_layers=3, n_experts=8, n_active=2, context_length=2**17
+    )
