@@ -99,7 +99,7 @@ class Session:
         os.kill(child.process.pid, signal.SIGKILL)
 
     def check_idle(self) -> None:
-        """Nothing runs: every slot is free or ready, nothing is in use, every request ended once."""
+        """Every slot is free or ready, none in use; every request ended once; nothing runs."""
         self.run_until(lambda: self.engine.core.residency.n_loading == 0)
         slots = self.engine.core.residency.slots
         assert slots.count(SlotState.FREE) + slots.count(SlotState.READY) == len(slots.slots)
@@ -130,7 +130,8 @@ def session(model: Path, *flags: str, max_running: int = 1) -> Iterator[Session]
 
 def open_descriptors() -> set[str]:
     """Numbers of the descriptors that this process holds."""
-    return {name for name in os.listdir("/proc/self/fd") if Path(f"/proc/self/fd/{name}").exists()}
+    own = Path("/proc/self/fd")
+    return {found.name for found in own.iterdir() if found.exists()}  # less the one of this walk
 
 
 def pressed_model(folder: Path) -> Path:

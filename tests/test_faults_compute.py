@@ -1,0 +1,176 @@
+"""The compute worker is killed or finds a damaged slot: its request ends with an error, the next
+one is right; and what it may and may not do to the pool."""
+
+import errno
+import mmap
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from faults import Session, pressed_model, session
+
+from coordinator.engine import EngineError
+from shm.pool import HEADER
+
+PROMPT = list(range(30, 60))
+N_NEW = 12
+SMALLEST = ("--pool", "15%")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pressed_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> dict[int, list[int]]:
+    """Tokens of undisturbed requests 1, 2 and 3."""
+    with session(model, *SMALLEST) as run:
+        tokens = {}
+        for request in (1, 2, 3):
+            run.submit(request, PROMPT, N_NEW)
+            tokens[request] = run.finish(request)
+    assert len({tuple(drawn) for drawn in tokens.values()}) == 3
+    return tokens
+
+
+@pytest.mark.parametrize(
+    "flags", [("--io-workers", "1"), ("--io-workers", "0"), ("--io-threads", "2")]
+)
+def test_compute_killed_in_a_step(
+    model: Path, expected: dict[int, list[int]], flags: tuple[str, ...]
+) -> None:
+    with session(model, *SMALLEST, *flags) as run:
+        run.submit(1, PROMPT, N_NEW)
+        run.submit(2, PROMPT, N_NEW)  # waits for its turn: not lost
+        run.run_until(lambda: len(run.listener.tokens.get(1, [])) >= 3)
+        assert run.engine.core.requests.running_step is not None
+        run.kill("compute")
+        assert run.finish(2) == expected[2]
+        ended = run.listener.ended[1]
+        assert ended.reason == "error"
+        assert ended.error is not None
+        assert "the compute worker died (signal 9)" in ended.error
+        drawn = run.listener.tokens[1]
+        assert drawn == expected[1][: len(drawn)]  # what was told before was right
+        run.submit(3, PROMPT, N_NEW)
+        assert run.finish(3) == expected[3]
+        run.check_idle()
+        assert run.engine.restarts.counts == {"compute": 1}
+
+
+def test_compute_killed_at_random_moments(model: Path, expected: dict[int, list[int]]) -> None:
+    with session(model, *SMALLEST) as run:
+        for request, n_needs in enumerate((1, 3, 9, 22), start=10):
+            before = run.engine.core.residency.n_needs
+            run.submit(request, PROMPT, N_NEW)
+            run.run_until(
+                lambda n=before + n_needs: run.engine.core.residency.n_needs >= n  # type: ignore[misc]
+            )
+            run.kill("compute")
+            run.finish(request)
+            assert run.listener.ended[request].reason == "error"
+        run.submit(1, PROMPT, N_NEW)
+        assert run.finish(1) == expected[1]
+        run.check_idle()
+
+
+def test_all_processes_killed_at_once(model: Path, expected: dict[int, list[int]]) -> None:
+    with session(model, *SMALLEST, "--io-workers", "2") as run:
+        run.submit(1, PROMPT, N_NEW)
+        run.run_until_reading("io0")
+        for name in ("compute", "io0", "io1"):
+            run.kill(name)
+        run.finish(1)
+        assert run.listener.ended[1].reason == "error"
+        run.submit(2, PROMPT, N_NEW)
+        assert run.finish(2) == expected[2]
+        run.check_idle()
+
+
+def test_a_damaged_slot_header_is_found(model: Path) -> None:
+    """Readiness travels as a message; the header in the pool is the check."""
+    with session(model, "--pool", "60%") as run:
+        run.submit(1, PROMPT, 2)
+        run.finish(1)
+        run.check_idle()
+        damage_headers(run)
+        with pytest.raises(EngineError) as caught:
+            for request in range(2, 20):
+                run.submit(request, PROMPT, 2)
+                run.finish(request)
+                error = run.listener.ended[request].error
+                assert error is not None
+                assert "expected generation" in error
+        assert caught.value.exit_code == 5
+
+
+def damage_headers(run: Session) -> None:
+    """Another generation in every header."""
+    spec = run.child("io0").spec
+    layout = spec.layout
+    with mmap.mmap(spec.pool_fd, layout.total_bytes) as pool:
+        for slot in range(layout.n_slots):
+            generation, *rest = HEADER.unpack_from(pool, slot * HEADER.size)
+            HEADER.pack_into(pool, slot * HEADER.size, generation + 1, *rest)
+
+
+def pool_mappings(pid: int) -> set[str]:
+    """Permissions under which a process maps the pool."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {line.split()[1] for line in lines if "memfd:moe-coord-pool" in line}
+
+
+def descriptors_of_pool(pid: int) -> dict[int, int]:
+    """Open flags of a process's descriptors of the pool."""
+    found = {}
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        if "memfd:moe-coord-pool" in str(entry.readlink()):
+            information = Path(f"/proc/{pid}/fdinfo/{entry.name}").read_text()
+            flags = re.search(r"flags:\s*(\d+)", information)
+            assert flags is not None
+            found[int(entry.name)] = int(flags[1], 8) & os.O_ACCMODE
+    return found
+
+
+def test_who_may_write_the_pool(model: Path) -> None:
+    with session(model, "--io-workers", "1") as run:
+        compute, reader = run.child("compute").process.pid, run.child("io0").process.pid
+        assert pool_mappings(compute) == {"r--s"}
+        assert set(descriptors_of_pool(compute).values()) == {os.O_RDONLY}
+        assert pool_mappings(reader) == {"rw-s"}
+        check_sealed(run.child("io0").spec.pool_fd)
+    with session(model, "--io-threads", "2") as run:
+        assert pool_mappings(run.child("compute").process.pid) == {"rw-s"}
+
+
+def check_sealed(fd: int) -> None:
+    for n_bytes in (0, 2**40):
+        with pytest.raises(OSError) as caught:
+            os.ftruncate(fd, n_bytes)
+        assert caught.value.errno == errno.EPERM
+
+
+def test_one_thread_per_library(model: Path) -> None:
+    """BLAS pools are not started beside the kernels' threads, whatever the environment says."""
+    os.environ["OPENBLAS_NUM_THREADS"] = "16"
+    try:
+        with session(model, "--io-workers", "1", "--compute-threads", "1") as run:
+            pid = run.child("compute").process.pid
+            names = [p.name for p in Path(f"/proc/{pid}/task").iterdir()]
+    finally:
+        del os.environ["OPENBLAS_NUM_THREADS"]
+    assert len(names) <= 4, names  # itself, two of ZeroMQ, one more
+
+
+def test_a_signal_to_compute_alone_is_ignored(model: Path, expected: dict[int, list[int]]) -> None:
+    with session(model, *SMALLEST) as run:
+        run.submit(1, PROMPT, N_NEW)
+        run.run_until_reading("io0")
+        for name in ("compute", "io0"):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                os.kill(run.child(name).process.pid, number)
+        assert run.finish(1) == expected[1]
+        assert not run.engine.restarts.counts
