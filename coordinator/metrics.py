@@ -219,7 +219,7 @@ def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
     """Upper bounds with the number of durations up to each, as the format wants it."""
     total = 0
     buckets: list[tuple[str, float]] = []
-    bounds = [*(f"{bound:g}" for bound in histogram.bounds_seconds), "+Inf"]
+    bounds = [*map(str, histogram.bounds_seconds), "+Inf"]
     for bound, count in zip(bounds, list(histogram.counts), strict=True):
         total += count
         buckets.append((bound, total))

@@ -1,8 +1,9 @@
 """The series that Prometheus sees, each declared once: name, kind, help, labels, whose, where from.
 
 A series belongs to one part of the program, `whose`: it is shown by the targets of the processes
-that play this part. Values are read from plain state at the moment of a scrape. The documentation
-(``deploy/METRICS.md``) is made from this table. Nothing here knows Prometheus' libraries.
+that play this part. Values are read from plain state at the moment of a scrape.
+``deploy/METRICS.md`` is printed from this table by ``tests/metrics_table.py``. Knows no library of
+Prometheus.
 
 Rules to keep: `moe_coord_` before and base units in every name; no label whose values are not a
 small fixed set, so none per expert, request or prompt.
@@ -117,7 +118,7 @@ SERIES: tuple[Series, ...] = (
     ),
     Series(
         "tokens", "counter", "coordinator",
-        "Tokens of prompts that were computed, and tokens that were generated.",
+        "Tokens that were computed as part of a prompt (prompt) or drawn (generated).",
         ("kind",),
         _by_name(lambda s: {
             "prompt": s.run.totals.prompt_tokens, "generated": s.run.totals.generated_tokens,
@@ -125,7 +126,7 @@ SERIES: tuple[Series, ...] = (
     ),
     Series(
         "requests", "counter", "coordinator",
-        "Requests that are over, by what ended them.",
+        "Requests that are over, by what ended them: eos, length, stop, cancelled, error.",
         ("reason",), _by_name(lambda s: s.run.totals.requests),
     ),
     Series(
@@ -139,7 +140,8 @@ SERIES: tuple[Series, ...] = (
     ),
     Series(
         "slots", "gauge", "coordinator",
-        "Places for experts in the pool, by state.", ("state",), _by_name(_slots),
+        "Places for experts in the pool: free, loading, ready, condemned (their reader is being "
+        "killed) or retired (memory given back).", ("state",), _by_name(_slots),
     ),
     Series(
         "evictions", "counter", "coordinator",
@@ -178,7 +180,8 @@ SERIES: tuple[Series, ...] = (
     ),
     Series(
         "budget_bytes", "gauge", "coordinator",
-        "What the memory plan gives to each part.", ("part",), _by_name(_budget),
+        "What the memory plan gives to processes, page_tables, dense, kv, scratch and pool.",
+        ("part",), _by_name(_budget),
     ),
     Series(
         "budget_limit_bytes", "gauge", "coordinator",
@@ -196,13 +199,14 @@ SERIES: tuple[Series, ...] = (
     ),
     Series(
         "steps", "counter", "compute",
-        "Steps computed: parts of a prompt, or one token of each running answer.",
+        "Steps computed: a part of a prompt (prompt), or a token of each running answer (decode).",
         ("phase",),
         _by_name(lambda s: {name: steps.steps for name, steps in s.run.totals.phases.items()}),
     ),
     Series(
         "token_time_seconds", "counter", "compute",
-        "Wall time of steps: arithmetic, waiting for the disk, waiting for the coordinator.",
+        "Wall time of steps: arithmetic and all else (compute), waiting for reads (disk), waiting "
+        "for the coordinator (coordination).",
         ("phase", "part"), _token_time,
     ),
     Series(
@@ -212,7 +216,7 @@ SERIES: tuple[Series, ...] = (
     ),
     Series(
         "read_bytes", "counter", "readers",
-        "Bytes read from the model: of the experts, and what alignment added.",
+        "Bytes read from the model: of the experts (slab), and what alignment added (over_read).",
         ("kind",),
         _by_name(lambda s: {"slab": s.reader.bytes_read, "over_read": s.reader.bytes_over_read}),
     ),
@@ -247,33 +251,21 @@ SERIES: tuple[Series, ...] = (
     ),
     Series(
         "process_cpu_seconds", "counter", "all",
-        "Processor time, over all lives of the process.",
+        "Processor time (user, system), over all lives of the process.",
         ("mode",),
         _used(lambda used: {"user": used.user_seconds, "system": used.system_seconds}),
     ),
     Series(
         "process_page_faults", "counter", "all",
-        "Page faults; a major one waited for a disk.",
+        "Page faults over all lives of the process; a major one waited for a disk.",
         ("kind",), _used(lambda used: {"major": used.major_faults, "minor": used.minor_faults}),
     ),
     Series(
         "process_context_switches", "counter", "all",
-        "Times that its main thread gave its core up, or had to.",
+        "Times that its main thread gave its core up (voluntary) or had to (involuntary).",
         ("kind",),
         _used(lambda used: {
             "voluntary": used.voluntary_switches, "involuntary": used.involuntary_switches,
         }),
     ),
 )  # fmt: skip
-
-
-def table() -> str:
-    """All series as a Markdown table."""
-    rows = ["| Name | Type | Labels | Of | Meaning |", "| --- | --- | --- | --- | --- |"]
-    for series in SERIES:
-        labels = ", ".join(f"`{label}`" for label in series.labels)
-        whose = "every process" if series.whose == "all" else series.whose
-        rows.append(
-            f"| `{series.full_name}` | {series.kind} | {labels} | {whose} | {series.help} |"
-        )
-    return "\n".join(rows) + "\n"
