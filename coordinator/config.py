@@ -183,7 +183,10 @@ class Config:
 
     json: bool = flag(False, "--json", None, OUTPUT, "print one JSON object instead of text")
     csv: Path | None = flag(None, "--csv", PATH, OUTPUT, "a row per token", is_ready=False)
-    trace: Path | None = flag(None, "--trace", PATH, OUTPUT, "record the routing", is_ready=False)
+    trace: Path | None = flag(
+        None, "--trace", PATH, OUTPUT,
+        "write the routing of every step here, for `moe-coord trace` and `replay`",
+    )  # fmt: skip
 
     host: str = flag("127.0.0.1", "--host", TEXT, SERVICE, "address to serve on", is_ready=False)
     port: int = flag(8080, "--port", PORT, SERVICE, "port of the API", is_ready=False)

@@ -21,6 +21,7 @@ from coordinator.prefetch import Prefetch
 from coordinator.requests import Requests, Schedule
 from coordinator.residency import Residency
 from coordinator.state import Core
+from coordinator.trace_file import TraceWriter, create_trace, trace_header
 from coordinator.usage import UsageCounts, fresh_usage, read_usage
 from io_worker.model_file import Model, open_model
 from io_worker.probe import ReaderChoice, choose_reader
@@ -43,6 +44,7 @@ class Setup:
     cores: CorePlan | None  # None: nothing is pinned
     reader: ReaderChoice
     usage: UsageCounts
+    trace: TraceWriter | None
 
     @property
     def reads_in_flight(self) -> int:
@@ -90,11 +92,13 @@ def prepared(config: Config, machine: Machine) -> Iterator[Setup]:
     """
     model = open_model(config.model)
     spec = resolve(model)
-    files = tuple(open_files(model.paths))
-    try:
-        yield _prepare(config, machine, model, spec, files)
-    finally:
-        close_files(files)
+    with contextlib.ExitStack() as stack:
+        files = tuple(open_files(model.paths))
+        stack.callback(close_files, files)
+        setup = _prepare(config, machine, model, spec, files)
+        if setup.trace is not None:
+            stack.callback(setup.trace.close)
+        yield setup
 
 
 def _prepare(
@@ -108,7 +112,11 @@ def _prepare(
     if config.usage is not None:
         usage = read_usage(config.usage, usage)
     config = dataclasses.replace(config, reader=reader.name)
-    return Setup(config, model, spec, files, plan, cores, reader, usage)
+    trace = None
+    if config.trace is not None:
+        header = trace_header(model.fingerprint, spec.n_active, spec.slabs)
+        trace = create_trace(config.trace, header)
+    return Setup(config, model, spec, files, plan, cores, reader, usage, trace)
 
 
 def build_core(setup: Setup, max_running: int = 1) -> Core:
@@ -128,12 +136,13 @@ def build_core(setup: Setup, max_running: int = 1) -> Core:
     )
     slots_of_class = tuple(cls.n_slots for cls in layout.classes)
     policy = build_policy(setup, PolicyGeometry(class_of_layer, slots_of_class))
-    standing = setup.config.usage is None  # counts are of `Need`s: standing grants send none
+    # counts and traces are made of `Need`s: standing grants send none
+    standing = setup.config.usage is None and setup.trace is None
     schedule = Schedule(setup.spec.n_layers, setup.plan.chunk_tokens, max_running)
     residency = Residency(
         geometry, policy, standing_grants=standing, prefetch=Prefetch(setup.config.prefetch)
     )
-    return Core(residency, Requests(schedule))
+    return Core(residency, Requests(schedule), setup.trace.add if setup.trace else None)
 
 
 def build_policy(setup: Setup, geometry: PolicyGeometry) -> Policy:

@@ -7,6 +7,7 @@ compute process with ``--single-process``, and under `replay`.
 `residency` routes experts, `requests` composes steps; this module joins the two.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,11 +90,17 @@ Event = (
 
 
 class Core:
-    """Slots and requests behind one door."""
+    """Slots and requests behind one door. `on_need` hears of every `Need` (a trace)."""
 
-    def __init__(self, residency: Residency, requests: Requests) -> None:
+    def __init__(
+        self,
+        residency: Residency,
+        requests: Requests,
+        on_need: Callable[[Need], None] | None = None,
+    ) -> None:
         self.residency = residency
         self.requests = requests
+        self._on_need = on_need
 
     def handle(self, event: Event) -> list[Action]:
         """Decide. Raises AssertionError or SlotError for a fault of ours."""
@@ -128,6 +135,8 @@ class Core:
     def _from_compute(self, message: Any) -> list[Action]:
         match message:
             case Need():
+                if self._on_need is not None:
+                    self._on_need(message)
                 return self.residency.handle_need(message)
             case Release(released):
                 return self.residency.handle_release(released)
