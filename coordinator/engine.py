@@ -1,7 +1,7 @@
 """The loop around the decision core: waits, asks the core, performs what it says.
 
 It connects the child processes (`children`) to the core, watches them, and replaces those that die.
-It decides nothing about slots or steps (`state`), nothing about hanging (`watch`), and touches no
+It decides nothing about slots or steps (`state`), nothing about hanging (`health`), and touches no
 socket. What happens to a request is told to a `Listener`.
 """
 
@@ -9,11 +9,13 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-from coordinator.accounting import accounted_bytes, io_progress
+from coordinator.accounting import accounted_bytes
 from coordinator.actions import Action, Deliver, Ended, StopWith, ToCompute, ToWorker
 from coordinator.children import Arrived, Children, Died, Misbehaved
+from coordinator.health import Health
 from coordinator.launch import Child, ChildSpec
 from coordinator.restarts import MAX_DEATHS, Restarts
 from coordinator.state import (
@@ -30,7 +32,7 @@ from coordinator.state import (
     ReaderReady,
 )
 from coordinator.totals import Totals
-from coordinator.watch import Watch
+from io_worker.reader import ModelFile
 from shm.messages import (
     Need,
     Progress,
@@ -43,7 +45,7 @@ from shm.messages import (
 )
 
 TICK_SECONDS = 0.5
-EXIT_INTERNAL = 5
+EXIT_MODEL, EXIT_INTERNAL = 3, 5
 COMPUTE = "compute"
 
 
@@ -83,6 +85,7 @@ class Engine:
         specs: list[ChildSpec],
         reader_credit: int,
         pool_fd: int,
+        files: Sequence[ModelFile],
         listener: Listener,
         *,
         compute_reads: bool,
@@ -98,7 +101,7 @@ class Engine:
         self._pool_fd = pool_fd
         self._listener = listener
         self._compute_reads = compute_reads
-        self._watch = Watch()
+        self._health = Health(core, files, COMPUTE)
         self._next_tick = 0.0
         self._stack = contextlib.ExitStack()
 
@@ -175,7 +178,7 @@ class Engine:
     def _start(self, spec: ChildSpec) -> None:
         now_ns = time.monotonic_ns()
         self.children.start(spec, now_ns)
-        self._watch.begin(spec.name, now_ns)
+        self._health.watch.begin(spec.name, now_ns)
 
     def _take(self, child: Child, message: Any) -> None:
         self.totals.received(child.name, message, time.monotonic_ns())
@@ -185,7 +188,7 @@ class Engine:
             case SlabsReady() | ReadFailed():
                 self._handle(FromReader(child.name, message))
             case Progress(phase, done, total):
-                self._watch.observe(child.name, (done,), time.monotonic_ns())
+                self._health.watch.observe(child.name, (done,), time.monotonic_ns())
                 self._listener.on_progress(child.name, phase, done, total)
             case Ready(_, detail):
                 self._ready(child, detail)
@@ -200,14 +203,14 @@ class Engine:
     def _ready(self, child: Child, detail: str) -> None:
         child.is_ready = True
         child.detail = json.loads(detail)
-        self._watch.begin(child.name, time.monotonic_ns())
+        self._health.watch.begin(child.name, time.monotonic_ns())
         if child.name != COMPUTE or self._compute_reads:
             self._handle(ReaderReady(child.name, self._credit))
 
     def _replace(self, death: Died) -> None:
         """A child is dead: tell the core, start another. Raises if that is not worth a try."""
         child, name = death.child, death.child.name
-        self._watch.forget(name)
+        self._health.watch.forget(name)
         self._listener.on_event(
             f"event=died process={name} pid={child.process.pid} cause={death.why!r}"
         )
@@ -265,30 +268,8 @@ class Engine:
         pids = [os.getpid(), *(child.process.pid for child in self.children)]
         self.accounted_bytes = accounted_bytes(pids, self._pool_fd)
         self.peak_bytes = max(self.peak_bytes, self.accounted_bytes)
-        for child in self.children:
-            if not child.is_ready:
-                if self._watch.start_hangs(child.name, now_ns):
-                    self._condemn(child, "start takes too long")
-            elif child.name == COMPUTE:
-                if self.core.requests.running_step is None:
-                    self._watch.rest(child.name, now_ns)
-                else:
-                    self._watch.observe(child.name, self._compute_figures(), now_ns)
-                    if self._watch.compute_hangs(child.name, now_ns):
-                        self._condemn(child, "no progress")
-            else:
-                self._watch_reader(child, now_ns)
-
-    def _watch_reader(self, child: Child, now_ns: int) -> None:
-        if self.core.residency.n_reading(child.name) == 0:
-            self._watch.rest(child.name, now_ns)
-            return
-        figures = (child.n_done, *io_progress(child.process.pid))
-        self._watch.observe(child.name, figures, now_ns)
-        if self._watch.io_hangs(child.name, now_ns):
-            self._condemn(child, "no read finished, no kernel I/O progress")
-
-    def _compute_figures(self) -> tuple[int, ...]:
-        residency = self.core.residency
-        step = self.core.requests.running_step
-        return (residency.n_needs, residency.counters.reads, step.step if step else 0)
+        for child, why in self._health.hanging(self.children, now_ns):
+            self._condemn(child, why)
+        change = self._health.changed_file()
+        if change is not None:
+            raise EngineError(EXIT_MODEL, change)

@@ -22,7 +22,7 @@ from coordinator.actions import Action, Deliver, Ended, StopWith, ToCompute, ToW
 from coordinator.command_line import parse
 from coordinator.commands import EvalCommand
 from coordinator.config import Config
-from coordinator.engine import COMPUTE, EngineError
+from coordinator.engine import COMPUTE, EXIT_MODEL, EngineError
 from coordinator.runner import RequestListener, Runner
 from coordinator.setup import Setup, build_core
 from coordinator.signals import Signals
@@ -39,6 +39,7 @@ from coordinator.state import (
 )
 from coordinator.terminal import Terminal
 from io_worker.read_queue import ReadQueue
+from io_worker.reader import change_of
 from io_worker.slab_reader import SlabReader
 from shm.messages import Cancel, Finished, Progress, Step, Submit
 from shm.pool import PoolMapping, create_pool
@@ -215,6 +216,10 @@ class SingleRunner:
         if now >= self._next_account:
             self._next_account = now + ACCOUNT_SECONDS
             self.peak_bytes = max(self.peak_bytes, accounted_bytes([os.getpid()], self._pool_fd))
+            for file in self.setup.files:
+                change = change_of(file)
+                if change is not None:
+                    raise EngineError(EXIT_MODEL, change)
 
 
 @contextlib.contextmanager

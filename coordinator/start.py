@@ -61,6 +61,7 @@ def started(
             [*workers, compute],
             setup.reader_credit,
             pool_fd,
+            setup.files,
             listener,
             compute_reads=compute_reads,
         )

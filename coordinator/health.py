@@ -1,0 +1,52 @@
+"""Looks at the running processes and their model now and then: who hangs, what has changed.
+
+Gathers the figures that `watch` judges by, from the core and from /proc. Acts on nothing.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from coordinator.accounting import io_progress
+from coordinator.launch import Child
+from coordinator.state import Core
+from coordinator.watch import Watch
+from io_worker.reader import ModelFile, change_of
+
+
+class Health:
+    """Of the processes around one core. `compute` is the name of the one that executes steps."""
+
+    def __init__(self, core: Core, files: Sequence[ModelFile], compute: str) -> None:
+        self.watch = Watch()
+        self._core = core
+        self._files = files
+        self._compute = compute
+
+    def hanging(self, children: Iterable[Child], now_ns: int) -> list[tuple[Child, str]]:
+        """Children that make no progress, and what they should have done."""
+        found = [(child, self._problem_of(child, now_ns)) for child in children]
+        return [(child, problem) for child, problem in found if problem is not None]
+
+    def changed_file(self) -> str | None:
+        """One line if a model file was written to. Readers see it too, but only when they read."""
+        changes = (change_of(file) for file in self._files)
+        return next((change for change in changes if change is not None), None)
+
+    def _problem_of(self, child: Child, now_ns: int) -> str | None:
+        name, watch = child.name, self.watch
+        if not child.is_ready:
+            return "start takes too long" if watch.start_hangs(name, now_ns) else None
+        step = self._core.requests.running_step
+        residency = self._core.residency
+        if name == self._compute:
+            if step is None:
+                watch.rest(name, now_ns)
+                return None
+            watch.observe(name, (residency.n_needs, residency.counters.reads, step.step), now_ns)
+            return "no progress" if watch.compute_hangs(name, now_ns) else None
+        if residency.n_reading(name) == 0:
+            watch.rest(name, now_ns)
+            return None
+        watch.observe(name, (child.n_done, *io_progress(child.process.pid)), now_ns)
+        if watch.io_hangs(name, now_ns):
+            return "no read finished, no kernel I/O progress"
+        return None
