@@ -30,6 +30,7 @@ class Tally:
     major_faults: int = 0
     minor_faults: int = 0
     standing_uses: int = 0
+    token_seconds: list[float] = field(default_factory=list)  # of each token; [0] has the prompt
     speeds: list[float] = field(default_factory=list)  # tokens/s of each 100 tokens
     _mark: float = 0.0
 
@@ -38,6 +39,7 @@ class Tally:
         now = time.monotonic()
         if self.first_token is None:
             self.first_token = self._mark = now
+        self.token_seconds.append(now - (self.last_token or self.started))
         self.last_token = now
         self.n_tokens += 1
         if self.n_tokens % TOKENS_PER_SPEED == 1 and self.n_tokens > 1:
@@ -95,6 +97,8 @@ def record(tally: Tally, residency: Residency, setup: Setup, peak_bytes: int) ->
             "wait_disk_s": round(tally.per_token(tally.wait_disk_ns), 6),
             "coordination_s": round(tally.per_token(tally.coordination_ns), 6),
             "tok_s_per_100_tokens": tally.speeds,
+            "started_monotonic_s": round(tally.started, 6),
+            "token_s": [round(seconds, 6) for seconds in tally.token_seconds],
         },
         "experts": {
             "requests": counters.requests + tally.standing_uses,
