@@ -6,15 +6,14 @@ Projections and the output head stay in the type of the file. Norms and routers 
 they are small, and routing must not depend on how they were stored. Embedding rows are read when
 a step needs them, except where the output head is tied to them.
 
-What is read is dropped from the page cache at once, else the weights would be paid for twice.
-This module knows no experts; the names of tensors were resolved by `arch`.
+Nothing of it stays in the page cache (see `tensor_reads`). This module knows no experts; the names
+of tensors were resolved by `arch`.
 """
 
 import ctypes
 import errno
 import math
 import mmap
-import os
 import resource
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,11 +29,11 @@ from compute_worker.arch import (
     matrix_tensors,
 )
 from compute_worker.matrix import Bytes, Floats, Integers, Matrix, dequantise
-from io_worker.gguf_header import ModelFormatError, TensorInfo
+from compute_worker.tensor_reads import PART_BYTES, TensorReader
+from io_worker.gguf_header import TensorInfo
 from io_worker.reader import ModelFile
 
 F32 = 0  # ggml type id
-READ_BYTES = 8 * 1024 * 1024  # between two reports of progress; larger reads are not faster
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -68,7 +67,7 @@ class EmbeddingRows:
     """Rows of the token embedding: from `table` where it is resident, else from the file."""
 
     info: TensorInfo
-    file: ModelFile
+    reader: TensorReader
     table: Matrix | None
 
     def rows(self, token_ids: Integers) -> Floats:
@@ -81,7 +80,7 @@ class EmbeddingRows:
         else:
             data = np.empty((len(unique), stride), np.uint8)
             for row, token in zip(data, unique.tolist(), strict=True):
-                _read(self.file, self.info, token * stride, row.data)
+                self.reader.read(self.info, token * stride, row.data)
         return dequantise(data, self.info.type, width)[place]
 
 
@@ -109,9 +108,10 @@ def load_weights(spec: ModelSpec, files: Sequence[ModelFile], progress: Progress
     """Read all dense weights into anonymous memory.
 
     `files` are the model's files by file index; their descriptors must stay open, for embedding
-    rows. Raises `ModelFormatError` where a file ends early, `OSError` for what the disk or the
-    memory refuses.
+    rows. Raises `ModelFormatError` where a file ends early, `ReadError` for what the disk refuses,
+    `OSError` for what the memory does.
     """
+    reader = TensorReader(files)
     arena = _anonymous(dense_bytes(spec))
     total_bytes = sum(info.n_bytes for info in matrix_tensors(spec) + float_tensors(spec))
     used_bytes = done_bytes = 0
@@ -124,13 +124,11 @@ def load_weights(spec: ModelSpec, files: Sequence[ModelFile], progress: Progress
 
     def read(info: TensorInfo, target: Bytes) -> None:
         nonlocal done_bytes
-        file = files[info.file]
-        for start in range(0, info.n_bytes, READ_BYTES):
-            part = target[start : start + READ_BYTES]
-            _read(file, info, start, part.data)
+        for start in range(0, info.n_bytes, PART_BYTES):
+            part = target[start : start + PART_BYTES]
+            reader.read(info, start, part.data)
             done_bytes += len(part)
             progress(done_bytes, total_bytes)
-        os.posix_fadvise(file.fd, info.offset, info.n_bytes, os.POSIX_FADV_DONTNEED)
 
     def matrix(info: TensorInfo) -> Matrix:
         data = take(info.n_bytes)
@@ -147,7 +145,7 @@ def load_weights(spec: ModelSpec, files: Sequence[ModelFile], progress: Progress
         data.view(np.float32)[:] = dequantise(raw, info.type, info.shape[0]).ravel()
         return data.view(np.float32)
 
-    weights = _assemble(spec, files, _Source(matrix, floats), arena)
+    weights = _assemble(spec, reader, _Source(matrix, floats), arena)
     assert used_bytes == arena.nbytes, (used_bytes, arena.nbytes)
     return weights
 
@@ -167,19 +165,17 @@ def map_weights(spec: ModelSpec, files: Sequence[ModelFile]) -> Weights:
         return np.array(dequantise(raw(info), info.type, info.shape[0]).ravel())
 
     source = _Source(lambda info: _as_matrix(info, raw(info)), floats)
-    return _assemble(spec, files, source, np.empty(0, np.uint8))
+    return _assemble(spec, TensorReader(files), source, np.empty(0, np.uint8))
 
 
-def _assemble(
-    spec: ModelSpec, files: Sequence[ModelFile], source: _Source, arena: Bytes
-) -> Weights:
+def _assemble(spec: ModelSpec, reader: TensorReader, source: _Source, arena: Bytes) -> Weights:
     output = source.matrix(spec.output or spec.token_embedding)
     layers = tuple([_layer(spec, tensors, source) for tensors in spec.layers])
     embedding = spec.token_embedding
     table = output if spec.output is None else None
     return Weights(
         spec=spec,
-        embedding=EmbeddingRows(embedding, files[embedding.file], table),
+        embedding=EmbeddingRows(embedding, reader, table),
         layers=layers,
         output_norm=source.floats(spec.output_norm),
         output=output,
@@ -216,17 +212,6 @@ def _anonymous(n_bytes: int) -> Bytes:
         if error.errno != errno.EINVAL:  # a kernel without transparent huge pages
             raise
     return np.frombuffer(memory, np.uint8)
-
-
-def _read(file: ModelFile, info: TensorInfo, start: int, target: memoryview) -> None:
-    """Fill `target` from byte `start` of a tensor. Short reads are normal, the end is not."""
-    done = 0
-    while done < len(target):
-        n_bytes = os.preadv(file.fd, [target[done:]], info.offset + start + done)
-        if n_bytes == 0:
-            text = f"expected {info.n_bytes} bytes, found the end of the file; it was cut"
-            raise ModelFormatError(file.path, info.name, text, info.offset + start + done)
-        done += n_bytes
 
 
 @dataclass(frozen=True, slots=True)
