@@ -18,7 +18,7 @@ from compute_worker.kernels import KernelError
 from compute_worker.link import Stopping
 from compute_worker.settings import ComputeSettings, decode_settings
 from io_worker.gguf_header import ModelFormatError
-from io_worker.read_queue import ReadQueue
+from io_worker.read_queue import ReadQueue, ThreadsError
 from io_worker.slab_reader import SlabReader
 from shm.birth import Birth, ChildArguments, begin_life, decode_arguments, parent_is_gone
 from shm.codec import MessageError
@@ -122,7 +122,7 @@ def main() -> int:
 
 
 def live(arguments: ChildArguments, birth: Birth, link: SocketLink) -> int:
-    """From `Hello` to `Stop`; whatever else ends it is told to both ends."""
+    """From `Hello` to `Stop`; whatever else ends it is told to the coordinator."""
     try:
         settings = greet(arguments, link)
         if arguments.pool_fd is None:
@@ -144,7 +144,7 @@ def live(arguments: ChildArguments, birth: Birth, link: SocketLink) -> int:
         return fail(arguments, link, EXIT_MODEL, str(error))
     except KernelError as error:
         return fail(arguments, link, EXIT_CONFIGURATION, str(error))
-    except (PoolError, LockRefused, MemoryError) as error:
+    except (PoolError, LockRefused, ThreadsError, MemoryError) as error:
         return fail(arguments, link, EXIT_RESOURCES, str(error) or "out of memory")
     except Exception as error:
         return fail(arguments, link, EXIT_INTERNAL, f"{type(error).__name__}: {error}")
@@ -221,12 +221,15 @@ def serve(link: SocketLink, assembled: Assembled) -> None:
 
 
 def fail(arguments: ChildArguments, link: SocketLink, exit_code: int, text: str) -> int:
-    """Tell the coordinator and standard error why this process ends."""
-    print(f"{arguments.process}: {text}", file=sys.stderr, flush=True)
+    """Tell the coordinator why this process ends; standard error if it cannot be told."""
     try:
         link.send(Failed(arguments.process, exit_code, text))
     except (Stopping, zmq.ZMQError) as error:
-        print(f"{arguments.process}: cannot tell the coordinator: {error}", file=sys.stderr)
+        print(
+            f"{arguments.process}: {text} (the coordinator hears nothing: {error})",
+            file=sys.stderr,
+            flush=True,
+        )
     return exit_code
 
 

@@ -211,15 +211,15 @@ class Engine:
         """A child is dead: tell the core, start another. Raises if that is not worth a try."""
         child, name = death.child, death.child.name
         self._health.watch.forget(name)
-        self._listener.on_event(
-            f"event=died process={name} pid={child.process.pid} cause={death.why!r}"
-        )
         exit_code = child.failure[0] if child.failure else EXIT_INTERNAL
         if exit_code != EXIT_INTERNAL or (self.restarts.is_first(name) and not child.is_ready):
             raise EngineError(exit_code, f"{name}: {death.why}")
         if not self.restarts.allowed(name, time.monotonic_ns()):
             text = f"died more than {MAX_DEATHS} times within a minute, last: {death.why}"
             raise EngineError(EXIT_INTERNAL, f"{name}: {text}; not started again")
+        self._listener.on_event(
+            f"event=died process={name} pid={child.process.pid} cause={death.why!r}"
+        )
         if name != COMPUTE or self._compute_reads:
             self._handle(ReaderDied(name))
         if name == COMPUTE:

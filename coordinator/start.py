@@ -8,6 +8,7 @@ from compute_worker.settings import ComputeSettings, LocalReads
 from compute_worker.settings import encode_settings as encode_compute
 from coordinator.engine import COMPUTE, Engine, Listener
 from coordinator.launch import ChildSpec
+from coordinator.limits import check_open_files
 from coordinator.setup import Setup, build_core
 from io_worker.reader import descriptors
 from io_worker.settings import IoSettings
@@ -21,9 +22,10 @@ def started(
 ) -> Iterator[Engine]:
     """Processes of the run, up but not ready yet (`run_once` until `is_ready`).
 
-    Raises `PoolError`, `LinkError`, `OSError`, `EngineError`.
+    Raises `PoolError`, `ResourceError`, `LinkError`, `OSError`, `EngineError`.
     """
     config = setup.config
+    check_open_files(1 + config.io_workers, len(setup.files))
     with contextlib.ExitStack() as stack:
         pool_fd = create_pool(setup.plan.layout)
         stack.callback(os.close, pool_fd)

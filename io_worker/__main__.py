@@ -2,7 +2,7 @@
 
 Its whole life: be born, connect, `Hello`, `Welcome`, try the readers, `Ready`; then read what it is
 told and answer, with a `Heartbeat` twice a second, until `Stop`. It decides nothing. Whatever goes
-wrong ends it with a `Failed`, one line on standard error and a nonzero exit code.
+wrong ends it with a `Failed` and a nonzero exit code.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any
 import zmq
 
 from io_worker.probe import ReaderChoice, choose_reader
-from io_worker.read_queue import ReadQueue
+from io_worker.read_queue import ReadQueue, ThreadsError
 from io_worker.settings import IoSettings, decode_settings
 from io_worker.slab_reader import SlabReader
 from shm.birth import Birth, ChildArguments, begin_life, decode_arguments, parent_is_gone
@@ -77,8 +77,8 @@ def live(arguments: ChildArguments, birth: Birth, link: Link) -> int:
         if queue.close():
             pool.close()
         return 0
-    except PoolError as error:
-        return fail(arguments, link, EXIT_RESOURCES, str(error))
+    except (PoolError, ThreadsError, MemoryError) as error:
+        return fail(arguments, link, EXIT_RESOURCES, str(error) or "out of memory")
     except Exception as error:
         return fail(arguments, link, EXIT_INTERNAL, f"{type(error).__name__}: {error}")
 
@@ -139,12 +139,15 @@ def serve(arguments: ChildArguments, link: Link, queue: ReadQueue, reader: SlabR
 
 
 def fail(arguments: ChildArguments, link: Link, exit_code: int, text: str) -> int:
-    """Tell the coordinator and standard error why this process ends."""
-    print(f"{arguments.process}: {text}", file=sys.stderr, flush=True)
+    """Tell the coordinator why this process ends; standard error if it cannot be told."""
     try:
         link.send(encode(Failed(arguments.process, exit_code, text)), zmq.DONTWAIT)
     except zmq.ZMQError as error:
-        print(f"{arguments.process}: cannot tell the coordinator: {error}", file=sys.stderr)
+        print(
+            f"{arguments.process}: {text} (the coordinator hears nothing: {error})",
+            file=sys.stderr,
+            flush=True,
+        )
     return exit_code
 
 

@@ -27,6 +27,10 @@ from shm.pool import PoolMapping
 Completion = SlabsReady | ReadFailed
 
 
+class ThreadsError(Exception):
+    """The system has no room for another thread; the text is one line."""
+
+
 class _Slab:
     """One expert on its way. Guarded by the queue's lock once its ranges are queued."""
 
@@ -53,7 +57,7 @@ class _Slab:
 class ReadQueue:
     """Slab reads in flight: `n_threads` ranges at once; with 0 the caller of `submit` reads.
 
-    `completion_fd` is an eventfd: readable when `collect` has something.
+    `completion_fd` is an eventfd: readable when `collect` has something. Raises `ThreadsError`.
     """
 
     def __init__(self, n_threads: int, reader: SlabReader, pool: PoolMapping) -> None:
@@ -74,7 +78,7 @@ class ReadQueue:
             for index in range(n_threads)
         ]
         for thread in self._threads:
-            thread.start()
+            _start(thread)
 
     def submit(self, reads: Iterable[SlabRead]) -> None:
         """Queue slabs, in order. Each is answered once, by `collect`.
@@ -203,6 +207,16 @@ class ReadQueue:
     def _complete(self, completion: Completion | BaseException) -> None:
         self._completions.put(completion)
         os.eventfd_write(self.completion_fd, 1)
+
+
+def _start(thread: threading.Thread) -> None:
+    try:
+        thread.start()
+    except RuntimeError as error:  # what Python makes of EAGAIN and ENOMEM
+        raise ThreadsError(
+            f"reading threads: cannot start one ({error}); use a smaller --queue-depth or "
+            "--io-threads, or raise `ulimit -u` and `ulimit -v`"
+        ) from error
 
 
 def _failed(lease: SlotLease, error: ReadError, read: SlabRead | None = None) -> ReadFailed:
