@@ -69,9 +69,13 @@ def listen(port: int) -> socket.socket:
 
 
 @contextlib.contextmanager
-def serving(listener: socket.socket, exposition: Exposition) -> Iterator[None]:
-    """Serve while the `with` lasts."""
-    server = _Server(exposition, listener.getsockname()[1])
+def serving(
+    listener: socket.socket,
+    exposition: Exposition,
+    connection_seconds: float = CONNECTION_SECONDS,
+) -> Iterator[None]:
+    """Serve while the `with` lasts; nobody is connected for longer than `connection_seconds`."""
+    server = _Server(exposition, listener.getsockname()[1], connection_seconds)
     loop, stop = asyncio.new_event_loop(), asyncio.Event()
 
     def live() -> None:
@@ -130,39 +134,46 @@ def _targets(exposition: Exposition, port: int) -> bytes:
 
 
 class _Server:
-    """Connections of the serving thread."""
+    """Connections of the serving thread, each a task."""
 
-    def __init__(self, exposition: Exposition, port: int) -> None:
+    def __init__(self, exposition: Exposition, port: int, connection_seconds: float) -> None:
         self._exposition = exposition
         self._port = port
-        self._n_open = 0
+        self._connection_seconds = connection_seconds
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, listener: socket.socket, stop: asyncio.Event) -> None:
+        """Until `stop`; then nobody is connected."""
         server = await asyncio.start_server(self._connected, sock=listener, limit=MAX_HEADER_BYTES)
         await stop.wait()
-        server.close()  # what is still connected is cancelled when the loop ends
+        server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection: one request, one answer."""
-        self._n_open += 1
-        try:
-            if self._n_open <= MAX_CONNECTIONS:
-                async with asyncio.timeout(CONNECTION_SECONDS):
-                    await self._answer(reader, writer)
-        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # the other end hangs, is gone, or is no scraper: it gets nothing
-        finally:
-            self._n_open -= 1
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._tasks) >= MAX_CONNECTIONS:
             writer.transport.abort()
+            return
+        task = asyncio.create_task(self._answer(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: writer.transport.abort())  # also if it never began
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
+        """One request, one answer; one who hangs, leaves or is no scraper gets none."""
+        gone = (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)
+        with contextlib.suppress(*gone):
+            async with asyncio.timeout(self._connection_seconds):
+                head = await reader.readuntil(b"\r\n\r\n")
+                # `drain` returns when all is sent, not when it is merely buffered
+                writer.transport.set_write_buffer_limits(0)
+                writer.write(self._respond(head).encode())
+                await writer.drain()
+
+    def _respond(self, head: bytes) -> Response:
         try:
-            response = respond(head.partition(b"\r\n")[0], self._exposition, self._port)
+            return respond(head.partition(b"\r\n")[0], self._exposition, self._port)
         except Exception as error:  # a fault of ours: say it to who can see it
             text = f"{type(error).__name__}: {error}"
-            response = _plain(HTTPStatus.INTERNAL_SERVER_ERROR, text)
-        # `drain` returns when all is sent, not when it is merely buffered
-        writer.transport.set_write_buffer_limits(0)
-        writer.write(response.encode())
-        await writer.drain()
+            return _plain(HTTPStatus.INTERNAL_SERVER_ERROR, text)
