@@ -9,7 +9,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from coordinator.bench_commands import CappedCommand
 from coordinator.budget import ResourceError
+from coordinator.capped import run_capped
 from coordinator.command_line import parse
 from coordinator.commands import (
     Command,
@@ -97,6 +99,8 @@ def dispatch(command: Command, typed: Sequence[str]) -> int:
         case SynthCommand():
             run_synth(command)
             return 0
+        case CappedCommand():
+            return run_capped(command)
         case HelpCommand(topic):
             print(topic_text(topic))
             return 0

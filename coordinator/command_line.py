@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, BinaryIO, NoReturn
 
+from coordinator.bench_commands import CappedCommand
 from coordinator.combinations import combined
 from coordinator.commands import (
     COMMANDS,
@@ -71,6 +72,8 @@ def parse(arguments: Sequence[str], cores: Sequence[int] | None = None) -> Comma
             f"{PROGRAM}: expected a command ({', '.join(COMMANDS)}) or a flag, found "
             f"{_shown(name)}; {_nearest(name, COMMANDS) or f'see {PROGRAM} --help'}"
         )
+    if name == "capped":
+        return _capped(rest)
     values = _values(name, rest)
     if name == "eval":
         out = values.pop("out")
@@ -115,6 +118,19 @@ def prompt_text(config: Config, standard_input: BinaryIO) -> str | None:
     if not text:
         raise ConfigError(f"{flag}: expected some text, found none; give a prompt")
     return text
+
+
+def _capped(arguments: Sequence[str]) -> CappedCommand:
+    """What stands behind ``--`` is not ours to read."""
+    n_ours = arguments.index("--") if "--" in arguments else len(arguments)
+    values = _values("capped", arguments[:n_ours])
+    inner = tuple(arguments[n_ours + 1 :])
+    if not inner:
+        raise ConfigError(
+            f"{PROGRAM} capped: expected -- and a command, found none; write "
+            f"{PROGRAM} capped -m 1200M -- COMMAND ..."
+        )
+    return CappedCommand(inner, **values)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from coordinator.bench_commands import CappedCommand
 from coordinator.config import (
     COMPUTE,
     MEMORY,
@@ -89,13 +90,22 @@ class CompletionCommand:
     shell: str = required("SHELL", choice(*SHELLS), ARGUMENTS, "which shell")
 
 
-Command = Config | MapCommand | EvalCommand | SynthCommand | HelpCommand | CompletionCommand
+Command = (
+    Config
+    | MapCommand
+    | EvalCommand
+    | SynthCommand
+    | CappedCommand
+    | HelpCommand
+    | CompletionCommand
+)
 
 # name -> (what it does, fields and flags)
 COMMANDS: Mapping[str, tuple[str, type]] = {
     "map": ("sizes of a model's parts: dense, experts, what one token touches", MapCommand),
     "eval": ("logits and chosen experts of given tokens, as an .npz file", EvalArguments),
     "synth": ("write a model of a real one's shapes with random weights", SynthCommand),
+    "capped": ("run any command under a memory cap and a disk rate", CappedCommand),
     "help": ("explain memory, cores, readers or policies", HelpCommand),
     "completion": ("print the completion script of a shell", CompletionCommand),
 }

@@ -1,0 +1,140 @@
+"""What can be asked of the measuring commands: `bench`, `capped`, `ceiling`."""
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.flag_values import PATH, SIZE, TEXT, Kind, choice, integer
+from coordinator.flags import flag, required
+
+WHAT, WHERE, HOW = "what is compared", "what the machine is limited to", "how it is measured"
+ARM_EXAMPLE = '"NAME: FLAGS" such as "two workers: --io-workers 2"'
+PEER_EXAMPLE = '"NAME=COMMAND" such as "llama.cpp=/opt/llama-bench -t 2 -mmp 1"'
+_NAME = r"[^\s:=][^:=]{0,39}?"
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """Settings of this program under a name."""
+
+    name: str
+    flags: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerCommand:
+    """Another program that runs the same model; the first word is its path."""
+
+    name: str
+    command: tuple[str, ...]
+
+
+def _arm(text: str) -> Arm:
+    match = re.fullmatch(rf"\s*({_NAME})\s*:(.*)", text, re.DOTALL)
+    if match is None:
+        raise ValueError(text)
+    return Arm(match[1], tuple(shlex.split(match[2])))
+
+
+def _peer(text: str) -> PeerCommand:
+    match = re.fullmatch(rf"\s*({_NAME})\s*=(.*)", text, re.DOTALL)
+    command = shlex.split(match[2]) if match is not None else []
+    if match is None or not command:
+        raise ValueError(text)
+    return PeerCommand(match[1], tuple(command))
+
+
+ARM = Kind("ARM", ARM_EXAMPLE, _arm)
+PEER = Kind("PEER", PEER_EXAMPLE, _peer)
+READ_AHEAD = integer(0, 2**20, "KIB")
+
+
+@dataclass(frozen=True, slots=True)
+class BenchCommand:
+    """`moe-coord bench`: settings, and other programs, against each other in paired blocks."""
+
+    model: Path = required("MODEL", PATH, WHAT, "GGUF file")
+    arms: tuple[Arm, ...] = flag(
+        (), "--arm", ARM, WHAT, "settings to compare, as NAME: FLAGS; may be repeated",
+        default_text="one arm with the defaults", many=True,
+    )  # fmt: skip
+    peers: tuple[PeerCommand, ...] = flag(
+        (), "--peer", PEER, WHAT,
+        "a llama-bench to compare with, as NAME=COMMAND with its flags; may be repeated",
+        default_text="none", many=True,
+    )  # fmt: skip
+    against: str | None = flag(
+        None, "--against", TEXT, WHAT, "the arm or peer that the others are divided by",
+        default_text="the first peer, else the first arm",
+    )  # fmt: skip
+
+    cap_bytes: int | None = flag(
+        None, "--cap", SIZE, WHERE, "memory of each block, page cache included; no swap",
+        default_text="no cap",
+    )  # fmt: skip
+    disk_bytes_per_second: int | None = flag(
+        None, "--disk-rate", SIZE, WHERE, "bytes per second that a block may read",
+        default_text="as fast as the disk is",
+    )  # fmt: skip
+    read_ahead_kib: int | None = flag(
+        None, "--read-ahead", READ_AHEAD, WHERE, "read-ahead of the model's disk meanwhile",
+        default_text="as it is",
+    )  # fmt: skip
+    keep_cache: bool = flag(
+        False, "--keep-cache", None, WHERE, "do not drop the page cache before each block"
+    )
+
+    n_pairs: int = flag(5, "--pairs", integer(1, 10_000), HOW, "blocks of each arm")
+    n_tokens: int = flag(
+        24, "-n --tokens", integer(0, 100_000), HOW,
+        "tokens that count in each block; 0: only the prompt does",
+    )  # fmt: skip
+    n_warm_up: int = flag(
+        16, "--warm-up", integer(0, 100_000), HOW, "tokens before them that do not count"
+    )
+    n_prompt: int = flag(
+        8, "--prompt-tokens", integer(1, 100_000), HOW,
+        "random ids in front; others in each round, the same for all arms of one",
+    )  # fmt: skip
+    seed: int = flag(1, "--seed", integer(0, 2**31 - 1), HOW, "of the random ids")
+    out: Path | None = flag(
+        None, "--out", PATH, HOW, "append one JSON line per block", default_text="none is kept"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CappedCommand:
+    """`moe-coord capped`: one command under limits. `command` is what stands behind ``--``."""
+
+    command: tuple[str, ...]
+    memory_bytes: int | None = flag(
+        None, "-m --memory", SIZE, WHERE, "memory, page cache included; no swap",
+        default_text="no cap",
+    )  # fmt: skip
+    disk_bytes_per_second: int | None = flag(
+        None, "-r --disk-rate", SIZE, WHERE, "bytes per second that it may read",
+        default_text="as fast as the disk is",
+    )  # fmt: skip
+    read_ahead_kib: int | None = flag(
+        None, "-a --read-ahead", READ_AHEAD, WHERE, "read-ahead of the disk meanwhile",
+        default_text="as it is",
+    )  # fmt: skip
+    disk: Path = flag(Path(), "--disk", PATH, WHERE, "a folder on the disk that is meant")
+    keep_cache: bool = flag(False, "--keep-cache", None, WHERE, "do not drop the page cache first")
+
+
+@dataclass(frozen=True, slots=True)
+class CeilingCommand:
+    """`moe-coord ceiling`: what disk and arithmetic allow, each measured alone."""
+
+    model: Path = required("MODEL", PATH, WHAT, "GGUF file")
+    part: str = flag("both", "--part", choice("both", "disk", "compute"), WHAT, "what to measure")
+    seconds: int = flag(
+        10, "--seconds", integer(1, 3600), HOW, "for each number of reads in flight"
+    )
+    compute_threads: int | None = flag(
+        None, "--compute-threads", integer(1, 256), HOW, "threads of the kernels",
+        default_text="one per core",
+    )  # fmt: skip
+    json: bool = flag(False, "--json", None, HOW, "print one JSON object instead of tables")

@@ -1,0 +1,99 @@
+"""The disk under a file: which one it is, its read-ahead, and the page cache of what lies on it.
+
+A measurement of reading depends on all three. What is changed here is put back by the one who
+changed it. Nothing here starts a process.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.bench_group import read_text
+from coordinator.budget import ResourceError
+
+DROP_ALL = "3\n"  # page cache, and the directory entries and inodes with it
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """A whole disk, never a partition: limits and queues belong to it. `number` as ``254:0``."""
+
+    name: str
+    number: str
+    queue: Path
+
+    @property
+    def read_ahead_kib(self) -> int | None:
+        """How far the kernel reads ahead now."""
+        text = read_text(self.queue / "read_ahead_kb").strip()
+        return int(text) if text.isdigit() else None
+
+    def describe(self) -> dict[str, str]:
+        """What a report should say of it."""
+        device = self.queue.parent / "device"
+        return {
+            "name": self.name,
+            "model": read_text(device / "model").strip(),
+            "rotational": read_text(self.queue / "rotational").strip(),
+            "scheduler": read_text(self.queue / "scheduler").strip(),
+        }
+
+
+def disk_of(path: Path, root: Path = Path("/")) -> Disk | None:
+    """The disk that a file or folder lies on; None for a file system without one of its own."""
+    device = path.stat().st_dev
+    link = root / "sys/dev/block" / f"{os.major(device)}:{os.minor(device)}"
+    if not link.exists():
+        return None
+    folder = link.resolve()
+    if (folder / "partition").exists():
+        folder = folder.parent
+    number = read_text(folder / "dev").strip()
+    return Disk(folder.name, number, folder / "queue")
+
+
+@contextlib.contextmanager
+def read_ahead(disk: Disk | None, kib: int | None) -> Iterator[None]:
+    """Set the read-ahead and put it back; None changes nothing. Raises `ResourceError`."""
+    if kib is None:
+        yield
+        return
+    if disk is None:
+        raise ResourceError(
+            "--read-ahead: expected a file on a disk, found a file system without one; "
+            "leave it out, or use a copy on a disk"
+        )
+    before = disk.read_ahead_kib
+    file = disk.queue / "read_ahead_kb"
+    try:
+        file.write_text(f"{kib}\n")
+    except OSError as error:
+        raise ResourceError(
+            f"--read-ahead: expected to write {file}, found {error.strerror}; run it as root"
+        ) from error
+    try:
+        yield
+    finally:
+        file.write_text(f"{before}\n")
+
+
+def drop_cache(paths: Iterable[Path], root: Path = Path("/")) -> str:
+    """Let go of cached pages: all of them where that is allowed, else those of the files.
+
+    Returns what was done. Pages that some process has mapped stay.
+    """
+    try:
+        os.sync()  # what is not written yet cannot be dropped
+        (root / "proc/sys/vm/drop_caches").write_text(DROP_ALL)
+        return "dropped, all of it (drop_caches)"
+    except OSError:
+        for path in paths:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fdatasync(fd)
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(fd)
+        return "dropped for the model's files (POSIX_FADV_DONTNEED)"
