@@ -10,7 +10,7 @@ Shapes: T tokens, D model width, H query heads, K key-value heads, hd head width
 A active experts, V vocabulary.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,9 @@ from compute_worker.kv import KvCache
 from compute_worker.matrix import Floats, Integers
 from compute_worker.weights import Router, Weights
 
+# Attention takes a prompt chunk in parts of so many tokens: a quarter of its arrays at a chunk of
+# 1,024, and no slower, since the weights are read once per part from a part that is large enough.
+ATTENTION_TOKENS = 256
 Rotation = tuple[Floats, Floats]  # cosines and sines, (T, 1, rope_width / 2)
 # experts(layer, x (T, D), chosen (T, A) ascending ids, weights (T, A)) -> (T, D)
 Experts = Callable[[int, Floats, Integers, Floats], Floats]
@@ -35,6 +38,13 @@ class Batch:
     positions: Integers  # (T), absolute in their sequence
     sequence_of_token: Integers  # (T), row of `tables`
     tables: Integers  # (S, most blocks), KV blocks of each sequence
+
+    def parts(self, most_tokens: int) -> "Iterator[tuple[slice, Batch]]":
+        """The same tokens in order, `most_tokens` at a time, with their rows."""
+        for start in range(0, len(self.token_ids), most_tokens):
+            rows = slice(start, start + most_tokens)
+            owners = self.sequence_of_token[rows]
+            yield rows, Batch(self.token_ids[rows], self.positions[rows], owners, self.tables)
 
 
 def embed(weights: Weights, batch: Batch) -> Floats:
@@ -52,30 +62,46 @@ def forward(
     experts: Experts,
     kernels: Kernels,
 ) -> Floats:
-    """Apply `layers` to `hidden` (T, D) -> (T, D). Writes the keys and values of these layers.
+    """Apply `layers` to `hidden` (T, D), in place; returns it. Writes their keys and values.
 
     Layers are taken one by one, so a generator may stop between two of them by raising.
     """
-    spec = weights.spec
-    places = (batch.tables, batch.sequence_of_token, batch.positions)
-    rotation = rotation_of(spec, batch.positions)
-    norm_heads = QK_NORMS[spec.qk_norm]
+    epsilon = weights.spec.rms_epsilon
+    parts = list(batch.parts(ATTENTION_TOKENS))
+    rotations = [rotation_of(weights.spec, part.positions) for _, part in parts]
     for index in layers:
         layer = weights.layers[index]
-        x = rms_norm(hidden, layer.attn_norm, spec.rms_epsilon)  # (T, D)
-        q = as_heads(kernels.matmul(layer.q, x), spec.n_heads)  # (T, H, hd)
-        k = as_heads(kernels.matmul(layer.k, x), spec.n_kv_heads)  # (T, K, hd)
-        v = as_heads(kernels.matmul(layer.v, x), spec.n_kv_heads)  # (T, K, hd)
-        q = rotate(norm_heads(q, layer.q_norm, spec.rms_epsilon), rotation)  # (T, H, hd)
-        k = rotate(norm_heads(k, layer.k_norm, spec.rms_epsilon), rotation)  # (T, K, hd)
-        kernels.store_kv(kv, index, k, v, *places)
-        mixed = kernels.attention(q, kv, index, *places)  # (T, H, hd)
-        hidden = hidden + kernels.matmul(layer.attn_output, mixed.reshape(len(x), -1))  # (T, D)
+        for (rows, part), rotation in zip(parts, rotations, strict=True):
+            hidden[rows] += attend(weights, index, hidden[rows], part, rotation, kv, kernels)
 
-        x = rms_norm(hidden, layer.ffn_norm, spec.rms_epsilon)  # (T, D)
+        x = rms_norm(hidden, layer.ffn_norm, epsilon)  # (T, D)
         chosen, shares = route(x, layer.router, kernels)  # (T, A), (T, A)
-        hidden = hidden + experts(index, x, chosen, shares)  # (T, D)
+        hidden += experts(index, x, chosen, shares)  # (T, D)
     return hidden
+
+
+def attend(
+    weights: Weights,
+    index: int,
+    hidden: Floats,
+    batch: Batch,
+    rotation: Rotation,
+    kv: KvCache,
+    kernels: Kernels,
+) -> Floats:
+    """What the attention of one layer adds to `hidden` (T, D) -> (T, D)."""
+    spec, layer = weights.spec, weights.layers[index]
+    places = (batch.tables, batch.sequence_of_token, batch.positions)
+    norm_heads = QK_NORMS[spec.qk_norm]
+    x = rms_norm(hidden, layer.attn_norm, spec.rms_epsilon)  # (T, D)
+    q = as_heads(kernels.matmul(layer.q, x), spec.n_heads)  # (T, H, hd)
+    k = as_heads(kernels.matmul(layer.k, x), spec.n_kv_heads)  # (T, K, hd)
+    v = as_heads(kernels.matmul(layer.v, x), spec.n_kv_heads)  # (T, K, hd)
+    q = rotate(norm_heads(q, layer.q_norm, spec.rms_epsilon), rotation)  # (T, H, hd)
+    k = rotate(norm_heads(k, layer.k_norm, spec.rms_epsilon), rotation)  # (T, K, hd)
+    kernels.store_kv(kv, index, k, v, *places)
+    mixed = kernels.attention(q, kv, index, *places)  # (T, H, hd)
+    return kernels.matmul(layer.attn_output, mixed.reshape(len(x), -1))  # (T, D)
 
 
 def logits(weights: Weights, hidden: Floats, kernels: Kernels) -> Floats:
@@ -113,15 +139,17 @@ def group_by_expert(chosen: Integers) -> dict[int, Integers]:
 
 @np.errstate(all="ignore")
 def combine(out: Floats, weights: Floats) -> Floats:
-    """Add up what the experts gave: out (T * A, D), weights (T, A) -> (T, D).
+    """Add up what the experts gave: out (T * A, D), weights (T, A) -> (T, D), a view of `out`.
 
     In ascending expert id, one expert after another, whatever the order they were computed in.
+    Works in `out` itself: it is the largest array of a prompt chunk.
     """
     n_tokens, n_active = weights.shape
     parts = out.reshape(n_tokens, n_active, -1)  # (T, A, D)
-    total = parts[:, 0] * weights[:, 0, None]  # (T, D)
+    parts *= weights[:, :, None]
+    total = parts[:, 0]  # (T, D)
     for place in range(1, n_active):
-        total += parts[:, place] * weights[:, place, None]
+        total += parts[:, place]
     return total
 
 
@@ -129,8 +157,9 @@ def combine(out: Floats, weights: Floats) -> Floats:
 def rms_norm(x: Floats, weight: Floats, epsilon: float) -> Floats:
     """Scale each row of x (…, n) to a root mean square of 1, then by `weight` (n)."""
     mean_square = np.mean(np.square(x), axis=-1, keepdims=True)
-    inverse: Floats = np.reciprocal(np.sqrt(mean_square + np.float32(epsilon)))
-    return x * inverse * weight
+    scaled: Floats = x * np.reciprocal(np.sqrt(mean_square + np.float32(epsilon)))
+    scaled *= weight
+    return scaled
 
 
 def as_heads(x: Floats, n_heads: int) -> Floats:

@@ -245,7 +245,7 @@ def test_group_by_expert() -> None:
 def test_combine_adds_in_ascending_order() -> None:
     """1e8 swallows 1, so any other order of these three gives another sum."""
     out = np.array([[1e8], [1], [-1e8]], np.float32)
-    assert combine(out, np.ones((1, 3), np.float32)).tolist() == [[0.0]]
+    assert combine(out.copy(), np.ones((1, 3), np.float32)).tolist() == [[0.0]]
     assert combine(out[[0, 2, 1]], np.ones((1, 3), np.float32)).tolist() == [[1.0]]
 
 
