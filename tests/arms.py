@@ -4,6 +4,7 @@ An arm is a tuple of flags. `run_arm` starts the program as a user would and ret
 computed; `run_together` lets several sequences share their steps.
 """
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -56,17 +57,58 @@ def run_arm(
     model: Path, tokens: list[int], flags: tuple[str, ...], out: Path, n_new: int
 ) -> tuple[bytes, bytes, list[int]]:
     """Logits and chosen experts of the prompt, and the new tokens, of one arm."""
+    run = _program_arm if "--single-process" in flags else _engine_arm
+    drawn = run(model, tokens, flags, out, n_new)
+    with np.load(out) as kept:  # an arm that keeps them all has those of the new tokens behind
+        logits, topk = kept["logits"][: len(tokens)], kept["topk"][:, : len(tokens)]
+    return logits.tobytes(), topk.tobytes(), drawn
+
+
+def _program_arm(
+    model: Path, tokens: list[int], flags: tuple[str, ...], out: Path, n_new: int
+) -> list[int]:
+    """As a user would: the evaluation, then the answer."""
     evaluation = run_program(
         "eval", str(model), "--tokens", spelled(tokens), "--out", str(out), *flags
     )
     assert evaluation.returncode == 0, (flags, evaluation.stderr)
-    with np.load(out) as kept:
-        logits, topk = kept["logits"].tobytes(), kept["topk"].tobytes()
     record = run_json(
         "--model", str(model), "--tokens", spelled(tokens), "-n", str(n_new),
-        "--ignore-eos", "--temperature", "0.9", "--seed", "7", "--numerics", "exact", *flags,
+        "--ignore-eos", "--temperature", "0.9", "--seed", "101", "--numerics", "exact", *flags,
     )  # fmt: skip
-    return logits, topk, record["tokens"]
+    found: list[int] = record["tokens"]
+    return found
+
+
+def _engine_arm(
+    model: Path, tokens: list[int], flags: tuple[str, ...], out: Path, n_new: int
+) -> list[int]:
+    """Both at once, with the coordinator in this process: half the time."""
+    listener = Together()
+    with (
+        out.open("wb") as file,
+        prepared(exact_config(model, flags), read_machine()) as setup,
+        started(setup, listener, keep_fd=file.fileno()) as engine,
+    ):
+        while not engine.is_ready:
+            engine.run_once()
+        if setup.plan.everything_fits:
+            engine.preload()
+        while engine.n_loading:
+            engine.run_once()
+        submit = dataclasses.replace(submit_of(1, tokens), keep_logits=True)
+        engine.submit(NewRequest(submit, n_new, frozenset()))
+        while not listener.ended:
+            engine.run_once()
+    assert listener.ended[1].error is None
+    return listener.tokens[1]
+
+
+def exact_config(model: Path, flags: tuple[str, ...]) -> Config:
+    """The config of a run with exact numerics; prompts are given to the engine."""
+    config = parse(["--model", str(model), "--tokens", "1", "--numerics", "exact", *flags])
+    assert isinstance(config, Config)
+    return config
 
 
 @dataclass
@@ -77,6 +119,7 @@ class Together:
     ended: dict[int, Ended] = field(default_factory=dict)
     events: list[str] = field(default_factory=list)
     step_sizes: list[int] = field(default_factory=list)
+    n_steps: int = 0
 
     def on_tokens(self, sampled: tuple[Sampled, ...]) -> list[EndRequest]:
         """Collect."""
@@ -90,7 +133,8 @@ class Together:
         self.ended[ended.request] = ended
 
     def on_step(self, done: StepDone) -> None:
-        """Not looked at."""
+        """Count."""
+        self.n_steps += 1
 
     def on_progress(self, process: str, phase: str, done: int, total: int) -> None:
         """Not looked at."""
@@ -110,11 +154,9 @@ def run_together(
     model: Path, prompts: dict[int, list[int]], n_new: int, flags: tuple[str, ...] = ()
 ) -> Together:
     """All prompts as requests of one engine, at once."""
-    config = parse(["--model", str(model), "--tokens", "1", "--numerics", "exact", *flags])
-    assert isinstance(config, Config)
     listener = Together()
     with (
-        prepared(config, read_machine()) as setup,
+        prepared(exact_config(model, flags), read_machine()) as setup,
         started(setup, listener, max_running=len(prompts)) as engine,
     ):
         for request, prompt in prompts.items():

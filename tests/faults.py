@@ -13,12 +13,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from arms import Together, submit_of
+from arms import Together, exact_config, submit_of
 from gguf_builder import tiny_model
 
 from coordinator.actions import Ended
-from coordinator.command_line import parse
-from coordinator.config import Config
 from coordinator.engine import Engine
 from coordinator.launch import Child
 from coordinator.machine import read_machine
@@ -111,12 +109,10 @@ class Session:
 @contextlib.contextmanager
 def session(model: Path, *flags: str, max_running: int = 1) -> Iterator[Session]:
     """An engine with its processes; checks that nothing of it is left behind."""
-    config = parse(["--model", str(model), "--tokens", "1", "--numerics", "exact", *flags])
-    assert isinstance(config, Config)
     listener = Watched()
     before = open_descriptors()
     with (
-        prepared(config, read_machine()) as setup,
+        prepared(exact_config(model, flags), read_machine()) as setup,
         started(setup, listener, max_running=max_running) as engine,
     ):
         running = Session(engine, listener)
