@@ -9,7 +9,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from coordinator.bench_commands import CappedCommand
+from coordinator.bench import run_bench
+from coordinator.bench_commands import BenchCommand, CappedCommand
 from coordinator.budget import ResourceError
 from coordinator.capped import run_capped
 from coordinator.command_line import parse
@@ -99,6 +100,8 @@ def dispatch(command: Command, typed: Sequence[str]) -> int:
         case SynthCommand():
             run_synth(command)
             return 0
+        case BenchCommand():
+            return run_bench(command)
         case CappedCommand():
             return run_capped(command)
         case HelpCommand(topic):

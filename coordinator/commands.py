@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.bench_commands import CappedCommand
+from coordinator.bench_commands import BenchCommand, CappedCommand
 from coordinator.config import (
     COMPUTE,
     MEMORY,
@@ -95,6 +95,7 @@ Command = (
     | MapCommand
     | EvalCommand
     | SynthCommand
+    | BenchCommand
     | CappedCommand
     | HelpCommand
     | CompletionCommand
@@ -105,6 +106,7 @@ COMMANDS: Mapping[str, tuple[str, type]] = {
     "map": ("sizes of a model's parts: dense, experts, what one token touches", MapCommand),
     "eval": ("logits and chosen experts of given tokens, as an .npz file", EvalArguments),
     "synth": ("write a model of a real one's shapes with random weights", SynthCommand),
+    "bench": ("compare settings, and other programs, in paired blocks", BenchCommand),
     "capped": ("run any command under a memory cap and a disk rate", CappedCommand),
     "help": ("explain memory, cores, readers or policies", HelpCommand),
     "completion": ("print the completion script of a shell", CompletionCommand),

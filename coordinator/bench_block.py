@@ -1,0 +1,120 @@
+"""One block: one whole process in a fresh group, from the cache state that was asked for.
+
+What it returns is the JSON line of the block, complete enough to judge it without the others.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from coordinator.bench_cgroup import open_group
+from coordinator.bench_commands import BenchCommand
+from coordinator.bench_disk import drop_cache
+from coordinator.bench_group import Limits
+from coordinator.bench_machine import state_of_machine
+from coordinator.bench_process import StopSignals, Watched, run_watched
+from coordinator.bench_timings import BlockError, Timings, measured
+
+TIMEOUT_SECONDS = 1800.0
+N_ERROR_CHARACTERS = 500
+CACHE_KEPT = "kept"
+
+
+@dataclass(frozen=True, slots=True)
+class Participant:
+    """An arm or a peer: its command for a prompt and a seed, and how its answer is read."""
+
+    name: str
+    kind: str
+    command: Callable[[Sequence[int], int], list[str]]
+    read: Callable[[Watched], Timings]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What all blocks have in common beside the command."""
+
+    bench: BenchCommand
+    model_paths: tuple[Path, ...]
+    limits: Limits
+    common: Mapping[str, Any]  # settings, machine, versions: the same in every line
+
+
+def run_block(
+    who: Participant, prompt: Sequence[int], n_round: int, place: Place, stop: StopSignals
+) -> dict[str, Any]:
+    """Run it and measure. A program that fails is a record with `error`; raises `ResourceError`."""
+    bench = place.bench
+    cache = CACHE_KEPT if bench.keep_cache else drop_cache(place.model_paths)
+    command = who.command(prompt, bench.seed + n_round)
+    record: dict[str, Any] = {
+        "round": n_round,
+        "arm": who.name,
+        "kind": who.kind,
+        "started_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command,
+        "prompt": list(prompt),
+        "cache": cache,
+        "before": state_of_machine(),
+    }
+    group = open_group(f"moe-coord-block-{time.monotonic_ns()}", place.limits)
+    try:
+        seen = run_watched(command, group, stop, TIMEOUT_SECONDS)
+        memory = group.memory()
+    finally:
+        group.close()
+    record |= {
+        "after": state_of_machine(),
+        "wall_s": round(seen.ended - seen.started, 3),
+        "exit_code": seen.exit_code,
+        "memory": {
+            "peak_bytes": memory.peak_bytes,
+            "limit_hits": memory.limit_hits,
+            "oom_kills": memory.oom_kills,
+        },
+        "bytes": {"source": group.bytes_source, "block": seen.read_bytes[-1][1]},
+    }
+    try:
+        record |= _figures(who, seen, bench, record["bytes"])
+    except BlockError as error:
+        record["error"] = str(error)
+    record.update(place.common)
+    return record
+
+
+def _figures(
+    who: Participant, seen: Watched, bench: BenchCommand, n_bytes: dict[str, Any]
+) -> dict[str, Any]:
+    """What was measured; completes `n_bytes`. Raises `BlockError`."""
+    if seen.is_timed_out:
+        raise BlockError(f"did not end within {TIMEOUT_SECONDS:.0f} s")
+    if seen.exit_code != 0:
+        said = " / ".join(line for _, line in seen.error_lines if line.strip())
+        raise BlockError(f"exit {seen.exit_code}: {said[-N_ERROR_CHARACTERS:]}")
+    timings = who.read(seen)
+    counts = measured(timings.spans, bench.n_warm_up, bench.n_tokens)
+    figures: dict[str, Any] = {
+        "tok_s": round(counts.tokens_per_second, 4) if counts.n_tokens else None,
+        "prompt_tok_s": None,
+        "measured_tokens": counts.n_tokens,
+        "measured_s": round(counts.seconds, 6),
+    }
+    start, stop, n_tokens = counts.start, counts.stop, counts.n_tokens
+    prompt = timings.prompt
+    if prompt is not None:
+        figures["prompt_s"] = round(prompt.seconds, 6)
+        figures["prompt_tok_s"] = round(prompt.n_tokens / prompt.seconds, 4)
+        if n_tokens == 0:
+            start, stop = prompt.started, prompt.started + prompt.seconds
+            n_tokens = prompt.n_tokens
+    n_bytes["measured"] = seen.bytes_between(start, stop)
+    n_bytes["per_token"] = round(n_bytes["measured"] / n_tokens) if n_tokens else None
+    spans = [[span.n_tokens, round(span.seconds, 6)] for span in timings.spans]
+    return figures | {
+        "spans": spans,
+        "tokens": list(timings.tokens),
+        "report": dict(timings.report),
+    }

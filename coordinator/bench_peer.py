@@ -1,0 +1,95 @@
+"""Other programs in the same comparison: how each is asked, and how its answer is read.
+
+`llama-bench` of llama.cpp draws its token ids itself, at random. It says how long a run of N
+tokens took, not each token. So the tokens of a block are R runs of G tokens inside one process,
+where G divides the warm-up and what is measured: the first runs are the warm-up and are dropped
+whole, nothing is subtracted. Each run starts again at the depth of the prompt, whose keys and
+values it computes once and then restores outside of the measured time. Nothing else differs from
+one long run but the position of a token, which at these lengths is not seen in its time.
+With 0 tokens to measure the prompt is: the second of two runs, or the only one without warm-up.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coordinator.bench_commands import BenchCommand, PeerCommand
+from coordinator.bench_process import Watched
+from coordinator.bench_timings import BlockError, Span, Timings
+from coordinator.flag_values import ConfigError
+
+MIN_RUN_TOKENS = 4  # shorter runs would measure their own start
+RUN_LINE = re.compile(r"llama-bench: .*(generation|prompt) run (\d+)/\d+")
+REPORTED = (
+    "build_commit", "build_number", "cpu_info", "model_type", "n_batch", "n_ubatch", "n_threads",
+    "type_k", "type_v", "flash_attn", "use_mmap", "repack",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """How one program is asked and read."""
+
+    command: Callable[[PeerCommand, Path, BenchCommand], list[str]]
+    read: Callable[[Watched, BenchCommand], Timings]
+
+
+def peer_of(peer: PeerCommand) -> Peer:
+    """Known by the file name of its program. Raises `ConfigError`."""
+    name = Path(peer.command[0]).name
+    if name not in PEERS:
+        raise ConfigError(
+            f"--peer {peer.name!r}: expected a program of {', '.join(PEERS)}, found {name[:60]!a}; "
+            "give the path of one of them"
+        )
+    return PEERS[name]
+
+
+def llama_bench_command(peer: PeerCommand, model: Path, bench: BenchCommand) -> list[str]:
+    """Our flags come last. Raises `ConfigError` if warm-up and tokens have no run in common."""
+    command = [*peer.command, "-m", str(model), "--no-warmup", "--progress", "-o", "json"]
+    if bench.n_tokens == 0:
+        n_runs = 2 if bench.n_warm_up else 1
+        return [*command, "-p", str(bench.n_prompt), "-n", "0", "-r", str(n_runs)]
+    n_run = math.gcd(bench.n_warm_up, bench.n_tokens)
+    if n_run < min(MIN_RUN_TOKENS, bench.n_tokens):
+        raise ConfigError(
+            f"--tokens: expected tokens and warm-up with a common divisor of {MIN_RUN_TOKENS} or "
+            f"more for {peer.name!r}, found {bench.n_tokens} and {bench.n_warm_up}; use such as "
+            "24 and 16"
+        )
+    n_runs = (bench.n_warm_up + bench.n_tokens) // n_run
+    depth = ["-d", str(bench.n_prompt)]
+    return [*command, *depth, "-p", "0", "-n", str(n_run), "-r", str(n_runs)]
+
+
+def read_llama_bench(seen: Watched, bench: BenchCommand) -> Timings:
+    """Times from its JSON, their places on the clock from its progress lines."""
+    try:
+        (record,) = json.loads(seen.output)
+        seconds = [nanoseconds / 1e9 for nanoseconds in record["samples_ns"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise BlockError(f"expected the JSON of llama-bench, found {seen.output[:80]!r}") from error
+    kind = "generation" if bench.n_tokens else "prompt"
+    starts = [
+        moment
+        for moment, line in seen.error_lines
+        if (found := RUN_LINE.search(line)) is not None and found[1] == kind
+    ]
+    if len(starts) != len(seconds):
+        raise BlockError(
+            f"expected {len(seconds)} progress lines of llama-bench, found {len(starts)}"
+        )
+    n_run = record["n_gen"] if bench.n_tokens else record["n_prompt"]
+    spans = tuple(Span(n_run, taken, start) for taken, start in zip(seconds, starts, strict=True))
+    report: dict[str, Any] = {key: record[key] for key in REPORTED if key in record}
+    if bench.n_tokens == 0:
+        return Timings(spans[-1], (), (), report)
+    return Timings(None, spans, (), report)
+
+
+PEERS: Mapping[str, Peer] = {"llama-bench": Peer(llama_bench_command, read_llama_bench)}
