@@ -5,6 +5,7 @@ told and answer, with a `Heartbeat` twice a second, until `Stop`. It decides not
 wrong ends it with a `Failed` and a nonzero exit code.
 """
 
+import gc
 import json
 import math
 import os
@@ -14,10 +15,11 @@ from typing import Any
 
 import zmq
 
+from io_worker.page_cache import WARMERS, CacheWarmer
 from io_worker.probe import ReaderChoice, choose_reader
 from io_worker.read_queue import ReadQueue, ThreadsError
 from io_worker.settings import IoSettings, decode_settings
-from io_worker.slab_reader import SlabReader
+from io_worker.slab_reader import SlabReader, reader_named
 from shm.birth import Birth, ChildArguments, begin_life, decode_arguments, parent_is_gone
 from shm.codec import MessageError
 from shm.link import LinkError, pair_socket
@@ -66,15 +68,14 @@ def live(arguments: ChildArguments, birth: Birth, link: Link) -> int:
     """From `Hello` to `Stop`; whatever else ends it is told to both ends."""
     try:
         settings = greet(arguments, link)
-        if arguments.pool_fd is None:
-            raise MessageError("arguments: an I/O worker needs a pool")
-        pool = PoolMapping(arguments.pool_fd, arguments.layout, writable=True)
+        pool = map_pool(arguments, settings)
         choice = choose_reader(settings.reader, settings.files)
-        reader = SlabReader(settings.files, pool.view, choice.name, drop_cache=settings.drop_cache)
+        reader = reader_named(choice.name, settings.files, pool, drop_cache=settings.drop_cache)
         queue = ReadQueue(settings.queue_depth, reader, pool)
+        gc.freeze()  # what start-up made stays: the collector need not walk it again
         link.send(encode(Ready(arguments.process, ready_detail(birth, choice, settings))))
         serve(arguments, link, queue, reader)
-        if queue.close():
+        if queue.close() and pool is not None:
             pool.close()
         return 0
     except (PoolError, ThreadsError, MemoryError) as error:
@@ -99,6 +100,15 @@ def greet(arguments: ChildArguments, link: Link) -> IoSettings:
     return decode_settings(welcome.settings, arguments.file_fds)
 
 
+def map_pool(arguments: ChildArguments, settings: IoSettings) -> PoolMapping | None:
+    """The pool to write to; None where the page cache is only warmed. Raises `PoolError`."""
+    if (arguments.pool_fd is None) != (settings.reader in WARMERS):
+        raise MessageError(f"arguments: reader {settings.reader} and the pool do not fit together")
+    if arguments.pool_fd is None:
+        return None
+    return PoolMapping(arguments.pool_fd, arguments.layout, writable=True)
+
+
 def ready_detail(birth: Birth, choice: ReaderChoice, settings: IoSettings) -> str:
     """What was chosen at start, as JSON."""
     detail: dict[str, Any] = {
@@ -111,7 +121,9 @@ def ready_detail(birth: Birth, choice: ReaderChoice, settings: IoSettings) -> st
     return json.dumps(detail)
 
 
-def serve(arguments: ChildArguments, link: Link, queue: ReadQueue, reader: SlabReader) -> None:
+def serve(
+    arguments: ChildArguments, link: Link, queue: ReadQueue, reader: SlabReader | CacheWarmer
+) -> None:
     """Read and answer until `Stop` or until the parent is gone."""
     poller = zmq.Poller()
     poller.register(link, zmq.POLLIN)

@@ -55,7 +55,19 @@ def check_read(
     return targets
 
 
+def check_cached_read(read: SlabRead, file_sizes_bytes: Sequence[int]) -> None:
+    """The same where the page cache is the only cache: files and ranges, there are no slots."""
+    for wanted in read.ranges:
+        problem = _problem_in_file(wanted, file_sizes_bytes)
+        if problem is not None:
+            raise _refusal(read, problem)
+
+
 def _problem_of(wanted: ReadRange, window: Window, file_sizes_bytes: Sequence[int]) -> str | None:
+    return _problem_in_file(wanted, file_sizes_bytes) or _problem_in_window(wanted, window)
+
+
+def _problem_in_file(wanted: ReadRange, file_sizes_bytes: Sequence[int]) -> str | None:
     if wanted.file >= len(file_sizes_bytes):
         return f"expected a file below {len(file_sizes_bytes)}, found {wanted.file}"
     if wanted.n_bytes < 1:
@@ -66,6 +78,10 @@ def _problem_of(wanted: ReadRange, window: Window, file_sizes_bytes: Sequence[in
             f"expected a range within {file_bytes} bytes of file {wanted.file}, found "
             f"{wanted.n_bytes} at byte {wanted.file_offset}"
         )
+    return None
+
+
+def _problem_in_window(wanted: ReadRange, window: Window) -> str | None:
     head = wanted.file_offset % ALIGNMENT
     if wanted.pool_offset != window[0] + head:
         return f"expected pool byte {window[0] + head}, found {wanted.pool_offset}"

@@ -6,6 +6,9 @@
 The ranges of an expert are queued together and may run on several threads. Used by the I/O worker,
 by the compute process with threads of its own, and inline: without threads `submit` reads.
 
+Where there is no pool it warms the page cache in the same way, and the leases only tell one slab
+from another.
+
 Rules: the slot header is written after the last byte of the slab; a slab is answered only when none
 of its ranges is being read any more, also after a failure; a slot that is being read is not read
 into a second time. `submit`, `collect` and `close` belong to one thread, the owner.
@@ -18,8 +21,10 @@ import time
 from collections.abc import Iterable
 from queue import Empty, SimpleQueue
 
-from io_worker.read_check import Window, check_read, slot_windows
+from io_worker.page_cache import CacheWarmer
+from io_worker.read_check import Window
 from io_worker.reader import ReadError
+from io_worker.slab_places import PageCache, PoolSlots
 from io_worker.slab_reader import SlabReader
 from shm.messages import ReadFailed, SlabRead, SlabsReady, SlotLease
 from shm.pool import PoolMapping
@@ -60,14 +65,18 @@ class ReadQueue:
     `completion_fd` is an eventfd: readable when `collect` has something. Raises `ThreadsError`.
     """
 
-    def __init__(self, n_threads: int, reader: SlabReader, pool: PoolMapping) -> None:
+    def __init__(
+        self, n_threads: int, reader: SlabReader | CacheWarmer, pool: PoolMapping | None
+    ) -> None:
         self.n_done = 0  # slabs answered, for heartbeats
         self._reader = reader
-        self._pool = pool
-        self._windows = slot_windows(pool.layout)
-        self._file_sizes_bytes = [source.file.size_bytes for source in reader.sources]
+        file_sizes_bytes = [source.file.size_bytes for source in reader.sources]
+        self._place: PoolSlots | PageCache
+        if pool is not None:
+            self._place = PoolSlots(pool, file_sizes_bytes)
+        else:
+            self._place = PageCache(file_sizes_bytes)
         self._in_flight: dict[int, SlotLease] = {}  # touched by the owner only
-        self._populated: set[int] = set()  # starts of windows whose page table entries exist
         self._lock = threading.Lock()
         self._ranges: SimpleQueue[tuple[_Slab, int] | None] = SimpleQueue()
         self._completions: SimpleQueue[Completion | BaseException] = SimpleQueue()
@@ -93,7 +102,7 @@ class ReadQueue:
             try:
                 if leased is not None:
                     raise ReadError(0, f"slot {slot}: still being read for another lease")
-                windows = check_read(read, self._windows, self._file_sizes_bytes)
+                windows = self._place.check(read)
             except ReadError as error:
                 self._complete(_failed(read.lease, error))
                 continue
@@ -152,15 +161,15 @@ class ReadQueue:
             self._complete(error)
 
     def _read_range(self, slab: _Slab, index: int) -> None:
-        with self._lock:
-            if slab.start_ns == 0:
-                slab.start_ns = time.monotonic_ns()
-            wanted = slab.failure is None
+        # Two threads may both find 0 here: their times are the same but for the time between these
+        # lines, and a lock for each range costs more than it settles.
+        if slab.start_ns == 0:
+            slab.start_ns = time.monotonic_ns()
         failure = None
         n_read = n_over_read = 0
-        if wanted:
+        if slab.failure is None:
             try:
-                self._populate(slab.windows[index])
+                self._place.prepare(slab.windows[index])
                 outcome = self._reader.read(slab.read.ranges[index])
                 n_read, n_over_read = outcome.bytes_read, outcome.bytes_over_read
             except ReadError as error:
@@ -180,8 +189,7 @@ class ReadQueue:
         if slab.failure is not None:
             self._complete(slab.failure)
             return
-        slot, generation = read.lease.slot, read.lease.generation
-        self._pool.write_header(slot, generation, read.layer, read.expert, slab.bytes_read)
+        self._place.finish(read, slab.bytes_read)
         self._complete(
             SlabsReady(
                 read.lease,
@@ -191,18 +199,6 @@ class ReadQueue:
                 slab.bytes_over_read,
             )
         )
-
-    def _populate(self, window: Window) -> None:
-        """Page table entries of a window at its first use: cheaper in one call than by faults."""
-        start, stop = window
-        if start in self._populated:
-            return
-        self._populated.add(start)
-        try:
-            self._pool.populate_range(start, stop - start)
-        except OSError as error:
-            text = f"pool bytes {start} to {stop}: no memory ({error.strerror})"
-            raise ReadError(error.errno or 0, text) from error
 
     def _complete(self, completion: Completion | BaseException) -> None:
         self._completions.put(completion)

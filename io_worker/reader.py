@@ -32,8 +32,11 @@ from shm.pool import ALIGNMENT, align_up
 CHECK_INTERVAL_NS = 100_000_000  # between two looks at a file's identity, less than 1 us each
 # EINVAL and EFAULT come from file systems whose alignment rules are stricter than they say.
 DIRECT_REFUSALS = frozenset({errno.EINVAL, errno.EFAULT, errno.EOPNOTSUPP})
+# Linux 6.14; not in Python's os. What was in the page cache before stays there, unlike with
+# POSIX_FADV_DONTNEED. Older kernels and other file systems answer EOPNOTSUPP.
+RWF_DONTCACHE = 0x80
 
-Preadv = Callable[[int, list[memoryview], int], int]
+Preadv = Callable[..., int]  # `os.preadv`
 
 
 class ModelFileError(Exception):
@@ -158,26 +161,38 @@ class FileSource:
     def __init__(self, file: ModelFile, *, drop_cache: bool, preadv: Preadv) -> None:
         self.file = file
         self.drop_cache = drop_cache
+        self.drops_behind = drop_cache  # the kernel lets go of what it read; False: we have to
         self.direct_refusal = file.direct_refusal
         self.change: str | None = None
         self._preadv = preadv
         self._next_check_ns = 0
 
-    def read(self, fd: int, target: memoryview, offset: int) -> int:
+    def read(self, fd: int, target: memoryview, offset: int, *flags: int) -> int:
         """One `preadv`; EIO is tried once more. Returns the bytes read, raises `ReadError`."""
         try:
             try:
-                return self._preadv(fd, [target], offset)
+                return self._preadv(fd, [target], offset, *flags)
             except OSError as error:
                 if error.errno != errno.EIO:
                     raise
-                return self._preadv(fd, [target], offset)
+                return self._preadv(fd, [target], offset, *flags)
         except OSError as error:
             raise ReadError(
                 error.errno or 0,
                 f"{self.file.path}: cannot read {len(target)} bytes at byte {offset}: "
                 f"{os.strerror(error.errno or 0)}",
             ) from error
+
+    def read_cached(self, target: memoryview, offset: int) -> int:
+        """The same through the page cache; a refusal to drop behind is met once per file."""
+        if self.drops_behind:
+            try:
+                return self.read(self.file.fd, target, offset, RWF_DONTCACHE)
+            except ReadError as error:
+                if error.errno != errno.EOPNOTSUPP:
+                    raise
+                self.drops_behind = False
+        return self.read(self.file.fd, target, offset)
 
     def check(self, now_ns: int) -> None:
         """Raise `ReadError` if the file changed; looks at it once per `CHECK_INTERVAL_NS`."""
@@ -242,12 +257,12 @@ def _finish_buffered(
     while n_done < wanted.n_bytes:
         offset = wanted.file_offset + n_done
         target = view[wanted.pool_offset + n_done : wanted.pool_offset + wanted.n_bytes]
-        n = source.read(source.file.fd, target, offset)
+        n = source.read_cached(target, offset)
         if n == 0:
             raise source.end_too_early(offset)
         n_done += n
         n_transferred += n
-    if source.drop_cache:
+    if source.drop_cache and not source.drops_behind:
         start = wanted.file_offset - wanted.file_offset % ALIGNMENT
         stop = align_up(wanted.file_offset + wanted.n_bytes)
         with contextlib.suppress(OSError):  # an advice: where it is refused, memory is the price

@@ -1,7 +1,8 @@
 """All model files behind one reader, chosen by name.
 
 A reader is a row of `READERS`: a function that brings one range from a `FileSource` to its place in
-the pool's `view`. A reader that only warms the page cache is a row that leaves `view` alone.
+the pool's `view`. Readers that only warm the page cache have rows of their own (`page_cache`);
+`reader_named` gives either.
 
 Several threads use one `SlabReader` at once. It knows no slots and no messages but `ReadRange`.
 """
@@ -10,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from io_worker.page_cache import CacheWarmer
 from io_worker.reader import (
     FileSource,
     ModelFile,
@@ -20,6 +22,7 @@ from io_worker.reader import (
     read_direct,
 )
 from shm.messages import ReadRange
+from shm.pool import PoolMapping
 
 ReadFunction = Callable[[FileSource, ReadRange, memoryview], ReadOutcome]
 READERS: Mapping[str, ReadFunction] = {"direct": read_direct, "buffered": read_buffered}
@@ -66,3 +69,12 @@ class SlabReader:
             raise
         source.check(time.monotonic_ns())
         return outcome
+
+
+def reader_named(
+    name: str, files: Sequence[ModelFile], pool: PoolMapping | None, *, drop_cache: bool
+) -> SlabReader | CacheWarmer:
+    """The reader of a name; without a pool it is one of `page_cache.WARMERS`."""
+    if pool is None:
+        return CacheWarmer(files, name)
+    return SlabReader(files, pool.view, name, drop_cache=drop_cache)

@@ -94,15 +94,22 @@ class Fault:
 
 
 class FaultyPreadv:
-    """`os.preadv` with the rules of O_DIRECT on one descriptor and one fault. Counts the calls."""
+    """`os.preadv` with the rules of O_DIRECT on one descriptor and one fault. Counts the calls.
+
+    It knows no flags, like an old kernel.
+    """
 
     def __init__(self, direct_fd: int | None, fault: Fault | None = None) -> None:
         self.n_calls = 0
+        self.n_refused = 0  # for their flags
         self._direct_fd = direct_fd
         self._fault = fault
         self._lock = threading.Lock()
 
-    def __call__(self, fd: int, buffers: list[memoryview], offset: int) -> int:
+    def __call__(self, fd: int, buffers: list[memoryview], offset: int, flags: int = 0) -> int:
+        if flags:
+            self.n_refused += 1
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
         with self._lock:
             self.n_calls += 1
             fault = self._fault

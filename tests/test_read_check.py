@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from io_worker.read_check import check_read, slot_windows
+from io_worker.read_check import check_cached_read, check_read, slot_windows
 from io_worker.reader import ReadError
 from shm.codec import MAX_INTEGER
 from shm.messages import ReadRange, SlabRead, SlotLease
@@ -94,6 +94,15 @@ def test_a_bad_figure_is_refused(case: str) -> None:
     with pytest.raises(ReadError, match=f"refused: expected .*{words}") as caught:
         check_read(read, WINDOWS, FILES)
     assert not caught.value.model_changed
+
+
+def test_without_a_pool_only_file_and_range_count() -> None:
+    """Every layer and expert has a number; what would be a slot may be any."""
+    read = replace(with_range(GOOD, 0, pool_offset=0), lease=SlotLease(MAX_INTEGER, 0))
+    check_cached_read(read, FILES)
+    for case in ("file that is not there", "zero bytes", "offset at the end"):
+        with pytest.raises(ReadError, match=BAD[case][1]):
+            check_cached_read(BAD[case][0], FILES)
 
 
 FIGURE = st.one_of(

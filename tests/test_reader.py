@@ -18,6 +18,7 @@ from read_cases import (
     write_file,
 )
 
+from io_worker.page_cache import cached_bytes
 from io_worker.reader import (
     CHECK_INTERVAL_NS,
     FileSource,
@@ -190,12 +191,26 @@ def test_no_thread_passes_while_another_looks_at_the_file(
                     check.result(20)
 
 
-def test_drop_cache_gives_the_same_bytes(model: Path) -> None:
+@pytest.mark.parametrize("drop_cache", [False, True])
+@pytest.mark.parametrize("kernel", ["this one", "an old one"])
+def test_dropping_the_cache_gives_the_same_bytes(
+    model: Path, drop_cache: bool, kernel: str
+) -> None:
     with opened(model) as file, pool_of(1, *[50_000] * 3) as (pool, _):
-        source = FileSource(file, drop_cache=True, preadv=os.preadv)
-        wanted = range_at(pool.windows[0][0], 123, 50_000)
-        read_buffered(source, wanted, pool.view)
-        assert content(pool, wanted) == DATA[123:50_123]
+        os.sync()  # only clean pages can be dropped
+        os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        if cached_bytes(file.fd, 0, FILE_BYTES) != 0:
+            pytest.skip("a file system that keeps its files in memory, or a kernel before 6.5")
+        old = FaultyPreadv(None)
+        preadv = os.preadv if kernel == "this one" else old
+        source = FileSource(file, drop_cache=drop_cache, preadv=preadv)
+        for offset in (123, 100_000):
+            wanted = range_at(pool.windows[0][0], offset, 50_000)
+            read_buffered(source, wanted, pool.view)
+            assert content(pool, wanted) == DATA[offset : offset + 50_000]
+            found = cached_bytes(file.fd, offset, 50_000)
+            assert found == 0 if drop_cache else found
+        assert old.n_refused == (drop_cache and kernel == "an old one"), "asked once per file"
 
 
 def open_names() -> list[str]:

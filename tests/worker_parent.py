@@ -43,7 +43,7 @@ class WorkerParent:
         self,
         files: Sequence[ModelFile],
         layout: PoolLayout,
-        pool_fd: int,
+        pool_fd: int | None,
         *,
         folder: Path | None = None,
         cores: tuple[int, ...] = (),
@@ -65,7 +65,7 @@ class WorkerParent:
             [*prefix, sys.executable, "-P", *program, encode_arguments(self.arguments)],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(SOURCE_FOLDER)},
-            pass_fds=(pool_fd, *descriptors(files)),
+            pass_fds=(*([] if pool_fd is None else [pool_fd]), *descriptors(files)),
             stderr=subprocess.PIPE,
             text=True,
         )
