@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from coordinator.bench import run_bench
-from coordinator.bench_commands import BenchCommand, CappedCommand
+from coordinator.bench_commands import BenchCommand, CappedCommand, CeilingCommand
 from coordinator.budget import ResourceError
 from coordinator.capped import run_capped
+from coordinator.ceiling import run_ceiling
 from coordinator.command_line import parse
 from coordinator.commands import (
     Command,
@@ -104,6 +105,8 @@ def dispatch(command: Command, typed: Sequence[str]) -> int:
             return run_bench(command)
         case CappedCommand():
             return run_capped(command)
+        case CeilingCommand():
+            return run_ceiling(command)
         case HelpCommand(topic):
             print(topic_text(topic))
             return 0

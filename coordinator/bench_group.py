@@ -58,7 +58,7 @@ class ProcessTree:
 
     bytes_source = "/proc/<pid>/io"
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path = Path("/")) -> None:
         self._proc = root / "proc"
         self._program: int | None = None
         self._bytes: dict[int, int] = {}

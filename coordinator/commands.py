@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.bench_commands import BenchCommand, CappedCommand
+from coordinator.bench_commands import BenchCommand, CappedCommand, CeilingCommand
 from coordinator.config import (
     COMPUTE,
     MEMORY,
@@ -97,6 +97,7 @@ Command = (
     | SynthCommand
     | BenchCommand
     | CappedCommand
+    | CeilingCommand
     | HelpCommand
     | CompletionCommand
 )
@@ -108,6 +109,7 @@ COMMANDS: Mapping[str, tuple[str, type]] = {
     "synth": ("write a model of a real one's shapes with random weights", SynthCommand),
     "bench": ("compare settings, and other programs, in paired blocks", BenchCommand),
     "capped": ("run any command under a memory cap and a disk rate", CappedCommand),
+    "ceiling": ("measure what disk and arithmetic allow, each alone", CeilingCommand),
     "help": ("explain memory, cores, readers or policies", HelpCommand),
     "completion": ("print the completion script of a shell", CompletionCommand),
 }
