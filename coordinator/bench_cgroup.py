@@ -169,7 +169,7 @@ def open_group(name: str, limits: Limits, root: Path = Path("/")) -> Group:
 
 def _write(path: Path, text: str) -> None:
     """Control files take one write, and must exist."""
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
     try:
         os.write(fd, text.encode())
     except OSError as error:

@@ -1,0 +1,271 @@
+"""Programs that are watched: output, time of lines, signals, bytes; groups; the disk below."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.bench_cgroup import GroupV2, open_group
+from coordinator.bench_disk import disk_of, drop_cache, read_ahead
+from coordinator.bench_group import (
+    Group,
+    Limits,
+    ProcessTree,
+    bytes_in_io_stat,
+    bytes_in_service_bytes,
+    number_lines,
+)
+from coordinator.bench_process import (
+    StopSignals,
+    Watched,
+    first_line_of,
+    run_attached,
+    run_watched,
+    stop_signals,
+)
+from coordinator.budget import ResourceError
+
+MiB = 1 << 20
+CONTROLLED = os.geteuid() == 0 and os.access("/sys/fs/cgroup/memory/cgroup.procs", os.W_OK)
+needs_groups = pytest.mark.skipif(not CONTROLLED, reason="needs root and control groups")
+
+
+def python(program: str) -> list[str]:
+    return [sys.executable, "-S", "-c", program]
+
+
+def test_output_and_lines_come_with_their_times() -> None:
+    program = (
+        "import sys, time; print('out'); print('one', file=sys.stderr, flush=True); "
+        "time.sleep(0.3); sys.stderr.write('two'); sys.exit(3)"
+    )
+    seen = run_watched(python(program), ProcessTree(), StopSignals(), 30)
+    assert (seen.output, seen.exit_code, seen.is_timed_out) == (b"out\n", 3, False)
+    (first, one), (second, two) = seen.error_lines
+    assert (one, two) == ("one", "two")
+    assert seen.started < first < second < seen.ended
+    assert 0.2 < second - first < 5
+
+
+def test_much_output_does_not_block() -> None:
+    program = "import sys; print('x' * 3_000_000); print('y' * 3_000_000, file=sys.stderr)"
+    seen = run_watched(python(program), ProcessTree(), StopSignals(), 60)
+    assert seen.exit_code == 0
+    assert len(seen.output) == 3_000_001
+    assert [len(line) for _, line in seen.error_lines] == [3_000_000]
+
+
+def test_a_program_that_hangs_is_ended() -> None:
+    started = time.monotonic()
+    seen = run_watched(["sleep", "60"], ProcessTree(), StopSignals(), 0.2)
+    assert seen.is_timed_out
+    assert seen.exit_code == -signal.SIGTERM
+    assert time.monotonic() - started < 10
+
+
+def test_a_signal_ends_the_program_and_is_noted() -> None:
+    program = f"import os, signal, time; os.kill({os.getpid()}, signal.SIGTERM); time.sleep(60)"
+    before = signal.getsignal(signal.SIGTERM)
+    with stop_signals() as stop:
+        seen = run_watched(python(program), ProcessTree(), stop, 30)
+        os.kill(os.getpid(), signal.SIGINT)  # a second one changes nothing
+    assert stop.exit_code == 143
+    assert seen.exit_code == -signal.SIGTERM
+    assert not seen.is_timed_out
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_an_attached_program() -> None:
+    with stop_signals(noted=(signal.SIGTERM,)) as stop:
+        assert run_attached(python("raise SystemExit(7)"), ProcessTree(), stop) == 7
+        ended = python("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+        assert run_attached(ended, ProcessTree(), stop) == 128 + signal.SIGKILL
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.received is None
+    with pytest.raises(FileNotFoundError):
+        run_attached(["/no/such/program"], ProcessTree(), StopSignals())
+
+
+def test_bytes_between_two_moments() -> None:
+    seen = Watched(read_bytes=[(10.0, 0), (20.0, 100), (30.0, 100), (40.0, 300)])
+    assert seen.bytes_between(10, 40) == 300
+    assert seen.bytes_between(15, 35) == 150
+    assert seen.bytes_between(20, 30) == 0
+    assert seen.bytes_between(0, 99) == 300
+
+
+def test_first_line() -> None:
+    assert first_line_of(python("print('a'); print('b')")) == "a"
+    assert first_line_of(python("raise SystemExit(1)")) is None
+    assert first_line_of(["/no/such/program"]) is None
+
+
+def test_counters_of_both_versions() -> None:
+    old = "254:0 Read 4096\n254:0 Write 8\n7:0 Read 100\nTotal 4204\n"
+    new = "254:0 rbytes=4096 wbytes=8 rios=1\n7:0 rbytes=100\n8:0 \n"
+    for text, read in ((old, bytes_in_service_bytes), (new, bytes_in_io_stat)):
+        assert read(text, "254:0") == 4096
+        assert read(text, None) == 4196
+        assert read(text, "9:9") == 0
+        assert read("", None) == 0
+    assert number_lines("max 3\noom_kill 1\nodd\n") == {"max": 3, "oom_kill": 1}
+
+
+def read_past_the_cache(path: Path) -> list[str]:
+    """Read a file from its disk, in a grandchild."""
+    return ["sh", "-c", f"dd if={path} of=/dev/null bs=1M iflag=direct 2>/dev/null; true"]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Iterator[Path]:
+    """8 MiB on a disk."""
+    path = tmp_path / "data"
+    path.write_bytes(os.urandom(8 * MiB))
+    fd = os.open(path, os.O_RDONLY)
+    os.fsync(fd)
+    os.close(fd)
+    if disk_of(path) is None:
+        pytest.skip("no disk under the temporary folder")
+    yield path
+
+
+@needs_groups
+def test_a_group_caps_counts_and_goes(data: Path) -> None:
+    disk = disk_of(data)
+    assert disk is not None
+    name = f"moe-coord-test-{os.getpid()}"
+    limits = Limits(64 * MiB, 16 * MiB, disk.number)
+    group = open_group(name, limits)
+    try:
+        seen = run_watched(read_past_the_cache(data), group, StopSignals(), 60)
+        assert seen.exit_code == 0
+        assert group.read_bytes() == seen.read_bytes[-1][1] >= 8 * MiB
+        assert seen.ended - seen.started > 0.3  # 8 MiB at 16 MiB/s
+        assert group.process_ids() == []
+        greedy = python("x = bytearray(200 << 20)")
+        assert run_watched(greedy, group, StopSignals(), 60).exit_code == -signal.SIGKILL
+        memory = group.memory()
+        assert memory.peak_bytes is not None and 32 * MiB < memory.peak_bytes <= 64 * MiB
+        assert memory.limit_hits and memory.oom_kills == 1
+    finally:
+        group.close()
+    assert not list(Path("/sys/fs/cgroup").glob(f"*/{name}"))
+    group.close()  # nothing is left to close
+
+
+@needs_groups
+def test_what_is_left_in_a_group_is_killed() -> None:
+    group = open_group(f"moe-coord-test-{os.getpid()}", Limits())
+    program = ["sh", "-c", "sleep 60 >/dev/null 2>&1 & echo started"]
+    run_watched(program, group, StopSignals(), 30)
+    (left,) = group.process_ids()
+    group.close()
+    assert not Path(f"/proc/{left}").exists() or "Z" in Path(f"/proc/{left}/stat").read_text()
+
+
+def test_without_a_group_the_bytes_are_those_of_the_tree(data: Path) -> None:
+    group = ProcessTree()
+    own = python(
+        f"import os, mmap, time; fd = os.open({str(data)!r}, os.O_RDONLY | os.O_DIRECT); "
+        "os.preadv(fd, [mmap.mmap(-1, 8 << 20)], 0); time.sleep(0.3)"
+    )
+    assert run_watched(own, group, StopSignals(), 60).read_bytes[-1][1] >= 8 * MiB
+
+
+class UnifiedTree:
+    """A folder that answers like a mount of cgroup version 2."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.top = root / "sys/fs/cgroup"
+        self.top.mkdir(parents=True)
+        (self.top / "cgroup.controllers").write_text("cpu io memory pids\n")
+        (self.top / "cgroup.subtree_control").write_text("")
+        make_folder, remove_folder = Path.mkdir, Path.rmdir
+
+        def mkdir(path: Path) -> None:  # the kernel fills a new group
+            make_folder(path)
+            for file in ("memory.max", "memory.swap.max", "io.max", "cgroup.procs"):
+                (path / file).write_text("")
+            (path / "memory.peak").write_text("5000\n")
+            (path / "memory.events").write_text("low 0\nhigh 0\nmax 7\noom 2\noom_kill 1\n")
+            (path / "io.stat").write_text("254:0 rbytes=4096 wbytes=0\n")
+
+        def rmdir(path: Path) -> None:  # and empties it
+            for file in path.iterdir():
+                file.unlink()
+            remove_folder(path)
+
+        monkeypatch.setattr(Path, "mkdir", mkdir)
+        monkeypatch.setattr(Path, "rmdir", rmdir)
+
+
+def test_version_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    top = UnifiedTree(tmp_path, monkeypatch).top
+    group: Group = open_group("block", Limits(64 * MiB, 1000, "254:0"), tmp_path)
+    assert isinstance(group, GroupV2)
+    folder = top / "block"
+    assert (folder / "memory.max").read_text() == str(64 * MiB)
+    assert (folder / "memory.swap.max").read_text() == "0"
+    assert (folder / "io.max").read_text() == "254:0 rbps=1000"
+    assert (top / "cgroup.subtree_control").read_text() == "+io"  # one controller a write
+    assert group.entrances() == [folder / "cgroup.procs"]
+    assert group.read_bytes() == 4096
+    memory = group.memory()
+    assert (memory.peak_bytes, memory.limit_hits, memory.oom_kills) == (5000, 7, 1)
+    group.close()
+    assert not folder.exists()
+
+
+def test_no_control_groups(tmp_path: Path) -> None:
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    with pytest.raises(ResourceError, match="run it as root"):
+        open_group("block", Limits(memory_bytes=1), tmp_path)
+    (tmp_path / "sys/fs/cgroup/block").mkdir(exist_ok=True)
+    assert isinstance(open_group("block", Limits(), tmp_path), ProcessTree)
+
+
+def disk_tree(root: Path, folder: Path) -> Path:
+    """The disk of `folder` as a partition of ``sdx``, under `root`."""
+    device = folder.stat().st_dev
+    queue = root / "sys/block/sdx/queue"
+    queue.mkdir(parents=True)
+    (root / "sys/block/sdx/dev").write_text("8:0\n")
+    (queue / "read_ahead_kb").write_text("4096\n")
+    part = root / "sys/block/sdx/sdx1"
+    part.mkdir()
+    (part / "partition").write_text("1\n")
+    (part / "dev").write_text("8:1\n")
+    links = root / "sys/dev/block"
+    links.mkdir(parents=True)
+    (links / f"{os.major(device)}:{os.minor(device)}").symlink_to(part)
+    return queue / "read_ahead_kb"
+
+
+def test_the_disk_of_a_partition_and_its_read_ahead(tmp_path: Path) -> None:
+    file = disk_tree(tmp_path, tmp_path)
+    disk = disk_of(tmp_path, tmp_path)
+    assert disk is not None
+    assert (disk.name, disk.number, disk.read_ahead_kib) == ("sdx", "8:0", 4096)
+    with pytest.raises(KeyError), read_ahead(disk, 128):
+        assert file.read_text() == "128\n"
+        raise KeyError
+    assert file.read_text() == "4096\n"
+    with read_ahead(disk, None):
+        assert file.read_text() == "4096\n"
+    assert disk_of(tmp_path, tmp_path / "nowhere") is None
+    with pytest.raises(ResourceError, match="--read-ahead"), read_ahead(None, 128):
+        pass
+
+
+def test_the_cache_is_dropped_one_way_or_the_other(tmp_path: Path) -> None:
+    file = tmp_path / "model"
+    file.write_bytes(b"x" * 10_000)
+    assert "POSIX_FADV_DONTNEED" in drop_cache([file], tmp_path)  # no /proc there
+    (tmp_path / "proc/sys/vm").mkdir(parents=True)
+    (tmp_path / "proc/sys/vm/drop_caches").write_text("")
+    assert "drop_caches" in drop_cache([file], tmp_path)
+    assert (tmp_path / "proc/sys/vm/drop_caches").read_text() == "3\n"
