@@ -19,7 +19,7 @@ from compute_worker.link import Stopping
 from compute_worker.settings import ComputeSettings, decode_settings
 from io_worker.gguf_header import ModelFormatError
 from io_worker.read_queue import ReadQueue, ThreadsError
-from io_worker.slab_reader import SlabReader
+from io_worker.slab_reader import reader_named
 from shm.birth import Birth, ChildArguments, begin_life, decode_arguments, parent_is_gone
 from shm.codec import MessageError
 from shm.link import LinkError, pair_socket
@@ -125,15 +125,15 @@ def live(arguments: ChildArguments, birth: Birth, link: SocketLink) -> int:
     """From `Hello` to `Stop`; whatever else ends it is told to the coordinator."""
     try:
         settings = greet(arguments, link)
-        if arguments.pool_fd is None:
-            raise MessageError("arguments: the compute worker needs a pool")
         is_writer = settings.local_reads is not None
-        pool = PoolMapping(arguments.pool_fd, arguments.layout, writable=is_writer)
+        pool = None
+        if arguments.pool_fd is not None:
+            pool = PoolMapping(arguments.pool_fd, arguments.layout, writable=is_writer)
         queue = local_queue(settings, pool)
         if queue is not None:
             link.read_locally(queue)
         assembled = assemble(settings, pool, link, progress_teller(link))
-        if not is_writer:
+        if pool is not None and not is_writer:
             pool.populate(writable=False)
         link.send(Ready(arguments.process, ready_detail(birth, assembled)))
         serve(link, assembled)
@@ -168,12 +168,12 @@ def greet(arguments: ChildArguments, link: SocketLink) -> ComputeSettings:
     return decode_settings(welcome.settings)
 
 
-def local_queue(settings: ComputeSettings, pool: PoolMapping) -> ReadQueue | None:
+def local_queue(settings: ComputeSettings, pool: PoolMapping | None) -> ReadQueue | None:
     """The readers inside this process, if it reads for itself."""
     reads = settings.local_reads
     if reads is None:
         return None
-    reader = SlabReader(settings.files, pool.view, reads.reader, drop_cache=reads.drop_cache)
+    reader = reader_named(reads.reader, settings.files, pool, drop_cache=reads.drop_cache)
     return ReadQueue(reads.n_threads, reader, pool)
 
 

@@ -16,8 +16,10 @@ from compute_worker.kernels import Kernels
 from compute_worker.kv import KvCache
 from compute_worker.link import Link
 from compute_worker.matrix import Bytes, Floats
+from compute_worker.regions import Regions
 from compute_worker.settings import ComputeSettings
-from compute_worker.weights import LockOutcome, load_weights, lock_memory
+from compute_worker.weights import LockOutcome, load_weights, lock_memory, map_weights
+from shm.mapped_files import MappedFiles
 from shm.pool import PoolMapping
 
 TellProgress = Callable[[str, int, int], None]  # phase, done, total
@@ -40,18 +42,28 @@ class Assembled:
 
 
 def assemble(
-    settings: ComputeSettings, pool: PoolMapping, link: Link, tell: TellProgress
+    settings: ComputeSettings, pool: PoolMapping | None, link: Link, tell: TellProgress
 ) -> Assembled:
-    """Load and connect; raises `ModelFormatError`, `KernelError`, `LockRefused`, `MemoryError`."""
-    spec = settings.spec
+    """Load and connect; without a pool experts are computed where the files are mapped.
+
+    Raises `ModelFormatError`, `KernelError`, `LockRefused`, `MemoryError`.
+    """
+    spec, files = settings.spec, settings.files
     kernels = select(settings.kernels, settings.numerics, settings.n_threads)
-    weights = load_weights(spec, settings.files, lambda done, total: tell("dense", done, total))
+    mapped = None
+    if pool is None or settings.dense == "mapped":
+        mapped = MappedFiles([file.fd for file in files], [file.size_bytes for file in files])
+    if settings.dense == "mapped" and mapped is not None:
+        weights = map_weights(spec, files, mapped)
+    else:
+        weights = load_weights(spec, files, lambda done, total: tell("dense", done, total))
     lock = _lock(weights.arena, settings.mlock)
     kv = KvCache(
         spec.n_layers, spec.n_kv_heads, spec.head_width, settings.n_kv_blocks, settings.kv_kind
     )
     guess = RouterGuess(weights, kernels) if settings.guess_next_layer else _no_guess
-    feed = ExpertFeed(link, pool, spec.slabs, spec.n_active, kernels, guess)
+    regions = Regions(pool, mapped)
+    feed = ExpertFeed(link, regions, spec.slabs, spec.n_active, kernels, guess)
     keep_fd = settings.keep_fd
     on_kept = None if keep_fd is None else lambda kept: _write_kept(keep_fd, kept)
     engine = Engine(weights, kernels, kv, feed, link, on_kept)

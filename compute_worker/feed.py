@@ -9,7 +9,7 @@ touched only between its grant and its release.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +19,7 @@ from compute_worker.forward import combine, group_by_expert
 from compute_worker.kernels import Kernels
 from compute_worker.link import Link
 from compute_worker.matrix import Addresses, ExpertShape, Floats, Integers
+from compute_worker.regions import Regions, SlotMismatch
 from io_worker.slabs import LayerSlabs, SlabTable
 from shm.messages import (
     Abort,
@@ -32,7 +33,6 @@ from shm.messages import (
     Revoke,
     SlotLease,
 )
-from shm.pool import PoolMapping
 
 Now = Callable[[], int]
 Guess = Callable[[int, Floats], tuple[int, ...]]  # (layer, x) -> experts of the next layer
@@ -40,10 +40,6 @@ Guess = Callable[[int, Floats], tuple[int, ...]]  # (layer, x) -> experts of the
 
 class StepCancelled(Exception):
     """The running step must not go on: its sequence was cancelled or an expert cannot be had."""
-
-
-class SlotMismatch(Exception):
-    """A granted slot does not hold what the grant says: a fault of ours."""
 
 
 @dataclass(slots=True)
@@ -63,12 +59,12 @@ class _Waits:
 
 
 class ExpertFeed:
-    """The `experts` callable of the forward pass, over a link and the pool."""
+    """The `experts` callable of the forward pass, over a link and the regions of memory."""
 
     def __init__(
         self,
         link: Link,
-        pool: PoolMapping,
+        regions: Regions,
         slabs: SlabTable,
         n_active: int,
         kernels: Kernels,
@@ -79,12 +75,11 @@ class ExpertFeed:
         self.standing_uses = 0
         self.released: list[SlotLease] = []  # computed, not told yet
         self._link = link
-        self._pool = pool
+        self._regions = regions
         self._kernels = kernels
         self._guess = guess
         self._now = now
         self._n_active = n_active
-        self._base = int(np.frombuffer(pool.view, np.uint8).__array_interface__["data"][0])
         self._shapes = {layer.layer: _shape(layer) for layer in slabs.layers}
         self._standing: dict[int, Addresses] = {}  # layer -> (E, 3)
         self._step = 0
@@ -148,10 +143,9 @@ class ExpertFeed:
         while pairs:
             grant = self._next_grant(layer, sent_ns, timing)
             mine = [location for location in grant.locations if location.expert in pairs]
-            addresses = np.array([self._addresses(layer, found) for found in mine], np.uint64)
+            addresses = self._addresses(layer, mine)
             if grant.standing:
-                everything = [self._addresses(layer, found) for found in grant.locations]
-                self._standing[layer] = np.array(everything, np.uint64)  # (E, 3)
+                self._standing[layer] = self._addresses(layer, grant.locations)  # (E, 3)
             if mine:
                 wanted = [pairs.pop(location.expert) for location in mine]
                 self._compute(layer, addresses, wanted, x, out)
@@ -184,15 +178,9 @@ class ExpertFeed:
                 return message
             self.note(message)
 
-    def _addresses(self, layer: int, location: Location) -> tuple[int, int, int]:
-        lease = location.lease
-        if not self._pool.holds(lease.slot, lease.generation, layer, location.expert):
-            raise SlotMismatch(
-                f"slot {lease.slot}: expected generation {lease.generation} with layer {layer}, "
-                f"expert {location.expert}; its header says something else"
-            )
-        base = self._base
-        return (base + location.gate, base + location.up, base + location.down)
+    def _addresses(self, layer: int, locations: Sequence[Location]) -> Addresses:
+        found = [self._regions.addresses(layer, location) for location in locations]
+        return np.array(found, np.uint64)
 
     def _compute(
         self, layer: int, addresses: Addresses, pairs: list[Integers], x: Floats, out: Floats

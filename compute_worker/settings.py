@@ -20,7 +20,7 @@ class LocalReads:
 
 @dataclass(frozen=True, slots=True)
 class ComputeSettings:
-    """`kv_kind` is f32, f16 or q8_0; `mlock` is auto, require or off."""
+    """`kv_kind` is f32, f16 or q8_0; `mlock` auto, require or off; `dense` anonymous or mapped."""
 
     spec: ModelSpec
     files: tuple[ModelFile, ...]
@@ -30,6 +30,7 @@ class ComputeSettings:
     kv_kind: str
     n_kv_blocks: int
     mlock: str
+    dense: str
     local_reads: LocalReads | None
     guess_next_layer: bool  # send the next router's guess with every `Need`
     keep_fd: int | None  # `eval`: where logits and chosen experts of the prompt are written

@@ -32,6 +32,7 @@ from compute_worker.matrix import Bytes, Floats, Integers, Matrix, dequantise
 from compute_worker.tensor_reads import PART_BYTES, TensorReader
 from io_worker.gguf_header import TensorInfo
 from io_worker.reader import ModelFile
+from shm.mapped_files import MappedFiles
 
 F32 = 0  # ggml type id
 
@@ -150,16 +151,14 @@ def load_weights(spec: ModelSpec, files: Sequence[ModelFile], progress: Progress
     return weights
 
 
-def map_weights(spec: ModelSpec, files: Sequence[ModelFile]) -> Weights:
-    """The same, with matrices left in the page cache. A file that shrinks ends the process with
-    SIGBUS."""
-    maps = [
-        np.frombuffer(mmap.mmap(file.fd, 0, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
-        for file in files
-    ]
+def map_weights(spec: ModelSpec, files: Sequence[ModelFile], mapped: MappedFiles) -> Weights:
+    """The same, with matrices left in the page cache: `mapped` are the `files`, and stay so. A file
+    that shrinks ends the process with SIGBUS."""
+    everything = np.frombuffer(mapped.view, np.uint8)
 
     def raw(info: TensorInfo) -> Bytes:
-        return maps[info.file][info.offset : info.offset + info.n_bytes]
+        start = mapped.starts[info.file] + info.offset
+        return everything[start : start + info.n_bytes]
 
     def floats(info: TensorInfo) -> Floats:
         return np.array(dequantise(raw(info), info.type, info.shape[0]).ravel())

@@ -86,7 +86,10 @@ def compute_settings(setup: Setup, keep_fd: int | None, max_running: int) -> Com
         kv_kind=config.kv_type,
         n_kv_blocks=blocks_per_sequence * max_running,
         mlock=config.mlock,
+        dense=config.dense,
         local_reads=local,
-        guess_next_layer=config.prefetch == "router",
+        # a trace wants the guess too; under previous-token it would take the place of that one
+        guess_next_layer=config.prefetch == "router"
+        or (setup.trace is not None and config.prefetch == "off"),
         keep_fd=keep_fd,
     )

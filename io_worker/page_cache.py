@@ -22,59 +22,27 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from io_worker.reader import FileSource, ModelFile, ReadError, ReadOutcome
+from shm.mapped_files import MappedFiles
 from shm.messages import ReadRange
-from shm.pool import ALIGNMENT, MADV_POPULATE_READ, align_up
+from shm.pool import ALIGNMENT, MADV_POPULATE_READ
 
 SYS_CACHESTAT = 451  # Linux 6.5, the same number on every architecture we know
 BLOCK_BYTES = 512  # unit of ru_inblock, whatever the disk's
-MAP_FAILED = ctypes.c_void_p(-1).value
 
 
-class FileMapping:
-    """A whole file mapped for reading. `mmap.madvise` of Python keeps the interpreter's lock and
-    its read-only mappings hide their address, so this one is made by hand."""
-
-    def __init__(self, fd: int, n_bytes: int) -> None:
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self._libc.mmap.restype = ctypes.c_void_p
-        arguments = (mmap.PROT_READ, mmap.MAP_SHARED, fd)
-        address = self._libc.mmap(None, ctypes.c_size_t(n_bytes), *arguments, ctypes.c_long(0))
-        if address == MAP_FAILED:
-            raise OSError(ctypes.get_errno(), f"cannot map {n_bytes} bytes")
-        self._address: int = address
-        self._n_bytes = n_bytes
-        self._view = memoryview((ctypes.c_ubyte * n_bytes).from_address(address)).cast("B")
-
-    def touch(self, start: int, stop: int) -> None:
-        """Read the first byte of every page of ``[start, stop)``, `start` being that of a page."""
-        self._view[start:stop:ALIGNMENT].tobytes()
-
-    def advise(self, start: int, stop: int, advice: int) -> None:
-        """`madvise` for ``[start, stop)``; raises `OSError`."""
-        address = ctypes.c_void_p(self._address + start)
-        if self._libc.madvise(address, ctypes.c_size_t(stop - start), advice) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-
-    def close(self) -> None:
-        """Unmap. Nothing may be using it any more."""
-        self._view.release()
-        self._libc.munmap(ctypes.c_void_p(self._address), ctypes.c_size_t(self._n_bytes))
-
-
-def _touch(mapping: FileMapping, start: int, stop: int) -> None:
+def _touch(mapping: MappedFiles, start: int, stop: int) -> None:
     mapping.touch(start, stop)
 
 
-def _will_need(mapping: FileMapping, start: int, stop: int) -> None:
+def _will_need(mapping: MappedFiles, start: int, stop: int) -> None:
     mapping.advise(start, stop, mmap.MADV_WILLNEED)
 
 
-def _populate(mapping: FileMapping, start: int, stop: int) -> None:
+def _populate(mapping: MappedFiles, start: int, stop: int) -> None:
     mapping.advise(start, stop, MADV_POPULATE_READ)
 
 
-WARMERS: Mapping[str, Callable[[FileMapping, int, int], None]] = {
+WARMERS: Mapping[str, Callable[[MappedFiles, int, int], None]] = {
     "mmap": _touch,
     "willneed": _will_need,
     "populate": _populate,
@@ -87,7 +55,7 @@ class CacheWarmer:
 
     def __init__(self, files: Sequence[ModelFile], name: str) -> None:
         self.sources = tuple(FileSource(f, drop_cache=False, preadv=os.preadv) for f in files)
-        self._mappings = [FileMapping(file.fd, file.size_bytes) for file in files]
+        self._mapped = _mapped(files)
         self._warm = WARMERS[name]
 
     def new_refusals(self) -> list[str]:
@@ -100,11 +68,12 @@ class CacheWarmer:
         `bytes_read` is what this call brought in from the disk.
         """
         source = self.sources[wanted.file]
-        start = wanted.file_offset - wanted.file_offset % ALIGNMENT
-        stop = align_up(wanted.file_offset + wanted.n_bytes)
+        base = self._mapped.starts[wanted.file]
+        start = base + wanted.file_offset - wanted.file_offset % ALIGNMENT
+        stop = base + wanted.file_offset + wanted.n_bytes
         before = _blocks_read()
         try:
-            self._warm(self._mappings[wanted.file], start, min(stop, source.file.size_bytes))
+            self._warm(self._mapped, start, stop)
         except OSError as error:
             source.check_now()  # a shrunken file is the better explanation
             raise ReadError(
@@ -117,13 +86,12 @@ class CacheWarmer:
 
     def close(self) -> None:
         """Unmap the files."""
-        for mapping in self._mappings:
-            mapping.close()
+        self._mapped.close()
 
 
 def populate_refusal(file: ModelFile) -> str | None:
     """Why MADV_POPULATE_READ cannot be used on a file, None if it can: Linux has it since 5.14."""
-    mapping = FileMapping(file.fd, file.size_bytes)
+    mapping = _mapped([file])
     try:
         mapping.advise(0, min(ALIGNMENT, file.size_bytes), MADV_POPULATE_READ)
     except OSError as error:
@@ -148,6 +116,10 @@ def cached_bytes(fd: int, start: int, n_bytes: int) -> int | None:
     if n_bytes == 0 or libc.syscall(number, fd, ctypes.byref(asked), ctypes.byref(found), 0) != 0:
         return None
     return int(found[0]) * ALIGNMENT
+
+
+def _mapped(files: Sequence[ModelFile]) -> MappedFiles:
+    return MappedFiles([file.fd for file in files], [file.size_bytes for file in files])
 
 
 def _blocks_read() -> int:

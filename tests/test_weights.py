@@ -21,6 +21,7 @@ from compute_worker.weights import Weights, load_weights, lock_memory, map_weigh
 from io_worker.gguf_header import ModelFormatError
 from io_worker.model_file import open_model
 from io_worker.reader import ModelFile, close_files, open_files
+from shm.mapped_files import MappedFiles
 
 
 @contextmanager
@@ -35,7 +36,8 @@ def opened(path: Path) -> Iterator[tuple[ModelSpec, list[ModelFile]]]:
 
 def load(spec: ModelSpec, files: list[ModelFile], how: str) -> Weights:
     if how == "mapped":
-        return map_weights(spec, files)
+        mapped = MappedFiles([file.fd for file in files], [file.size_bytes for file in files])
+        return map_weights(spec, files, mapped)
     return load_weights(spec, files, lambda done, total: None)
 
 
@@ -111,7 +113,7 @@ def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with opened(tiny_model(tmp_path / "model.gguf")) as (spec, files):
         expected = load(spec, files, "anonymous")
         rows = expected.embedding.rows(tokens)
-        monkeypatch.setattr(os, "preadv", lambda fd, to, at: preadv(fd, [to[0][:37]], at))
+        monkeypatch.setattr(os, "preadv", lambda fd, to, *rest: preadv(fd, [to[0][:37]], *rest))
         found = load(spec, files, "anonymous")
         assert (found.embedding.rows(tokens) == rows).all()
     assert (found.arena == expected.arena).all()

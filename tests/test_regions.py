@@ -1,0 +1,50 @@
+import ctypes
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from read_cases import opened, pattern, pool_of, write_file
+
+from compute_worker.regions import Regions, SlotMismatch
+from shm.mapped_files import MappedFiles
+from shm.messages import Location, SlotLease
+
+LAYER, EXPERT = 3, 7
+IN_POOL = Location(EXPERT, SlotLease(1, 5), 0, 5000, 6000, 7000)
+
+
+def byte_at(address: int) -> int:
+    return ctypes.c_ubyte.from_address(address).value
+
+
+def test_a_location_in_the_pool_is_checked() -> None:
+    with pool_of(2, 2000, 2000, 2000) as (pool, _):
+        for offset, value in ((5000, 1), (6000, 2), (7000, 3)):
+            pool.view[offset] = value
+        pool.write_header(1, 5, LAYER, EXPERT, 6000)
+        regions = Regions(pool, None)
+        assert [byte_at(a) for a in regions.addresses(LAYER, IN_POOL)] == [1, 2, 3]
+        for layer, location in (
+            (LAYER + 1, IN_POOL),
+            (LAYER, replace(IN_POOL, expert=EXPERT + 1)),
+            (LAYER, replace(IN_POOL, lease=SlotLease(1, 6))),
+            (LAYER, replace(IN_POOL, lease=SlotLease(0, 5))),
+        ):
+            with pytest.raises(SlotMismatch, match="expected generation"):
+                regions.addresses(layer, location)
+
+
+def test_a_location_in_a_file_may_go_on_in_the_next(tmp_path: Path) -> None:
+    first, second = pattern(5000), pattern(5000)[::-1]
+    with (
+        opened(write_file(tmp_path / "first", first)) as a,
+        opened(write_file(tmp_path / "second", second)) as b,
+    ):
+        regions = Regions(None, MappedFiles([a.fd, b.fd], [5000, 5000]))
+        lease = SlotLease(9, 0)
+        found = regions.addresses(LAYER, Location(EXPERT, lease, 1, 10, 4999, 2 * 4096 + 20))
+        assert [byte_at(a) for a in found] == [first[10], first[4999], second[20]]
+        found = regions.addresses(LAYER, Location(EXPERT, lease, 2, 0, 1, 4999))
+        assert [byte_at(a) for a in found] == [second[0], second[1], second[4999]]
+        with pytest.raises(SlotMismatch):
+            regions.addresses(LAYER, IN_POOL)
