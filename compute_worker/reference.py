@@ -29,7 +29,9 @@ from compute_worker.matrix import (
 )
 from io_worker.ggml_types import row_bytes
 
-PANEL_BYTES = 16 * 1024 * 1024  # of dequantised rows at a time: bounds scratch whatever the matrix
+# Of dequantised rows at a time: bounds scratch whatever the matrix. The intermediate arrays of
+# dequantising are three times as large.
+PANEL_BYTES = 4 * 1024 * 1024
 Q8_0 = 8  # ggml type id
 
 

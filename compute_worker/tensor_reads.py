@@ -17,7 +17,7 @@ from io_worker.reader import FileSource, ModelFile, ReadError, read_direct
 from shm.messages import ReadRange
 from shm.pool import ALIGNMENT, window_bytes
 
-PART_BYTES = 4 * 1024 * 1024  # of one read: larger ones are not faster
+PART_BYTES = 1024 * 1024  # of one read: larger ones are hardly faster, and the buffer stays
 
 
 class TensorReader:
