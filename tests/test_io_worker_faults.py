@@ -14,7 +14,7 @@ from worker_parent import SOURCE_FOLDER
 from worker_stage import N_SLOTS, Stage, stage_in
 
 from io_worker.settings import encode_settings
-from shm.birth import start_time
+from shm.birth import SIGNALS_OF_THE_PARENT, start_time
 from shm.link import remove_left_directories
 from shm.messages import (
     PROTOCOL_VERSION,
@@ -73,7 +73,7 @@ def test_garbage_ends_the_worker_with_a_reason(stage: Stage, case: str) -> None:
         assert isinstance(failed, Failed), failed
         assert (failed.process, failed.exit_code) == ("io0", 5)
         assert worker.wait() == 5
-        assert worker.errors() == f"io0: {failed.text}\n"
+        assert worker.errors() == "", "the coordinator was told, and says it once"
 
 
 def test_wrong_welcomes_are_refused(stage: Stage) -> None:
@@ -127,15 +127,13 @@ def test_a_stopped_worker_answers_late_and_once(stage: Stage) -> None:
         assert worker.stop() == 0
 
 
-def test_signals(stage: Stage) -> None:
+@pytest.mark.parametrize("number", SIGNALS_OF_THE_PARENT)
+def test_signals_to_the_whole_group_are_the_parents(stage: Stage, number: signal.Signals) -> None:
     with stage.worker() as worker:
         worker.greet()
-        worker.process.send_signal(signal.SIGINT)
-        assert isinstance(worker.read(stage.slab(0))[0], SlabsReady), "Ctrl-C is the parent's"
-        before = time.monotonic()
-        worker.process.send_signal(signal.SIGTERM)
-        assert worker.wait() == -signal.SIGTERM
-        assert time.monotonic() - before < 1
+        worker.process.send_signal(number)
+        assert isinstance(worker.read(stage.slab(0))[0], SlabsReady)
+        assert worker.stop() == 0
         assert worker.errors() == ""
 
 
