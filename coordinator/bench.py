@@ -154,6 +154,8 @@ def _common(bench: BenchCommand, disk: Disk | None) -> Record:
             "disk_bytes_per_second": bench.disk_bytes_per_second,
             "read_ahead_kib": bench.read_ahead_kib,
             "read_ahead_kib_before": disk.read_ahead_kib if disk is not None else None,
+            "nice": bench.niceness,
+            "keep_cache": bench.keep_cache,
             "pairs": bench.n_pairs,
             "tokens": bench.n_tokens,
             "warm_up": bench.n_warm_up,

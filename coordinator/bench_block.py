@@ -62,13 +62,14 @@ def run_block(
     }
     group = open_group(f"moe-coord-block-{time.monotonic_ns()}", place.limits)
     try:
-        seen = run_watched(command, group, stop, TIMEOUT_SECONDS)
+        seen = run_watched(command, group, stop, TIMEOUT_SECONDS, bench.niceness)
         memory = group.memory()
     finally:
         group.close()
     record |= {
         "after": state_of_machine(),
         "wall_s": round(seen.ended - seen.started, 3),
+        "others_cores": round(seen.others_cores, 3),
         "exit_code": seen.exit_code,
         "memory": {
             "peak_bytes": memory.peak_bytes,

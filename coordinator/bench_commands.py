@@ -85,6 +85,12 @@ class BenchCommand:
         False, "--keep-cache", None, WHERE, "do not drop the page cache before each block"
     )
 
+    niceness: int | None = flag(
+        None, "--nice", integer(-20, 19), WHERE,
+        "priority of the blocks; -20 keeps the cores for them on a machine that others use",
+        default_text="as it is",
+    )  # fmt: skip
+
     n_pairs: int = flag(5, "--pairs", integer(1, 10_000), HOW, "blocks of each arm")
     n_tokens: int = flag(
         24, "-n --tokens", integer(0, 100_000), HOW,

@@ -26,7 +26,7 @@ MIN_RUN_TOKENS = 4  # shorter runs would measure their own start
 RUN_LINE = re.compile(r"llama-bench: .*(generation|prompt) run (\d+)/\d+")
 REPORTED = (
     "build_commit", "build_number", "cpu_info", "model_type", "n_batch", "n_ubatch", "n_threads",
-    "type_k", "type_v", "flash_attn", "use_mmap", "repack",
+    "type_k", "type_v", "flash_attn", "use_mmap", "load_mode", "repack", "n_depth", "backends",
 )  # fmt: skip
 
 

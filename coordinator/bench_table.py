@@ -24,7 +24,7 @@ def block_line(record: Record, n_done: int, n_all: int) -> str:
         f"{record['tok_s']:.2f} tokens/s" if record["tok_s"] else "",
         f"prompt {record['prompt_tok_s']:.1f} tokens/s" if record["prompt_tok_s"] else "",
         f"{per_token / MB:.1f} MB/token" if per_token is not None else "",
-        f"{record['wall_s']:.1f} s",
+        f"{record['wall_s']:.1f} s, others kept {record['others_cores']:.1f} cores busy",
     ]
     return start + ", ".join(part for part in parts if part)
 
