@@ -10,7 +10,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,15 +53,27 @@ def spelled(tokens: list[int]) -> str:
     return ",".join(map(str, tokens))
 
 
+class Computed(NamedTuple):
+    """What must be equal, bit by bit: logits and chosen experts of the prompt, the new tokens."""
+
+    logits: bytes
+    topk: bytes
+    tokens: list[int]
+
+
 def run_arm(
     model: Path, tokens: list[int], flags: tuple[str, ...], out: Path, n_new: int
-) -> tuple[bytes, bytes, list[int]]:
-    """Logits and chosen experts of the prompt, and the new tokens, of one arm."""
+) -> Computed:
+    """What one arm computes."""
     run = _program_arm if "--single-process" in flags else _engine_arm
     drawn = run(model, tokens, flags, out, n_new)
-    with np.load(out) as kept:  # an arm that keeps them all has those of the new tokens behind
-        logits, topk = kept["logits"][: len(tokens)], kept["topk"][:, : len(tokens)]
-    return logits.tobytes(), topk.tobytes(), drawn
+    return Computed(*kept_of(out, len(tokens)), drawn)
+
+
+def kept_of(path: Path, n_prompt: int) -> tuple[bytes, bytes]:
+    """Logits and chosen experts of the prompt; those of new tokens may stand behind."""
+    with np.load(path) as kept:
+        return kept["logits"][:n_prompt].tobytes(), kept["topk"][:, :n_prompt].tobytes()
 
 
 def _program_arm(
@@ -151,13 +163,18 @@ def submit_of(request: int, prompt: list[int], n_context: int = 512) -> Submit:
 
 
 def run_together(
-    model: Path, prompts: dict[int, list[int]], n_new: int, flags: tuple[str, ...] = ()
+    model: Path,
+    prompts: dict[int, list[int]],
+    n_new: int,
+    flags: tuple[str, ...] = (),
+    *,
+    max_running: int = 4,
 ) -> Together:
-    """All prompts as requests of one engine, at once."""
+    """All prompts as requests of one engine: at once, or one after another (`max_running` 1)."""
     listener = Together()
     with (
         prepared(exact_config(model, flags), read_machine()) as setup,
-        started(setup, listener, max_running=len(prompts)) as engine,
+        started(setup, listener, max_running=max_running) as engine,
     ):
         for request, prompt in prompts.items():
             engine.submit(NewRequest(submit_of(request, prompt), n_new, frozenset()))

@@ -4,21 +4,29 @@ The arms are a set in which every pair of values of two settings occurs together
 runs every combination.
 """
 
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from arms import Together, run_arm, run_together
+from arms import Computed, Together, kept_of, run_arm, run_together
 from gguf_builder import tiny_model
-from identical import N_NEW_TOKENS, Arm, covering_arms, describe, flags_of, make_model
+from identical import N_NEW_TOKENS, covering_arms, describe, flags_of, make_model
+
+from coordinator.launch import ONE_THREAD
 
 ARMS = covering_arms()
-PROMPTS = {
-    1: [5, 9, 301, 44] * 5,
+PROMPTS = {  # the longest first, so that it still generates when the last joins
+    1: [8, 9] * 66,  # more than two chunks of 64
     2: list(range(100, 170)),  # more than one tile of 64 positions
-    3: [7],
-    4: [8, 9] * 66,  # more than two chunks of 64
+    3: [5, 9, 301, 44] * 5,
+    4: [7],
 }
-N_TOGETHER = 12
+N_TOGETHER = 11
 
 
 @pytest.fixture(scope="module")
@@ -27,16 +35,30 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(
-    model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[bytes, bytes, list[int]]:
-    """What the first arm computes."""
-    return compute(model, ARMS[0], tmp_path_factory.mktemp("expected"))
-
-
-def compute(model: Path, arm: Arm, folder: Path) -> tuple[bytes, bytes, list[int]]:
+def computed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Computed]:
+    """What an arm computes, by its number. Those with a single process share one start."""
+    folder = tmp_path_factory.mktemp("kept")
+    singles = [number for number, arm in enumerate(ARMS) if arm[0].startswith("single")]
+    program = [sys.executable, "-P", str(Path(__file__).with_name("single_arms.py"))]
+    done = subprocess.run(
+        [*program, str(model), str(folder), *map(str, singles)],
+        env={**os.environ, **ONE_THREAD, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    tokens_of_singles = json.loads(done.stdout)
     tokens, smallest = describe(model)
-    return run_arm(model, tokens, flags_of(arm, smallest), folder / "kept.npz", N_NEW_TOKENS)
+
+    @functools.cache
+    def compute(number: int) -> Computed:
+        out = folder / f"{number}.npz"
+        if number in singles:
+            return Computed(*kept_of(out, len(tokens)), tokens_of_singles[str(number)])
+        return run_arm(model, tokens, flags_of(ARMS[number], smallest), out, N_NEW_TOKENS)
+
+    return compute
 
 
 def test_the_arms_cover_all_pairs() -> None:
@@ -49,49 +71,54 @@ def test_the_arms_cover_all_pairs() -> None:
             assert pairs == {(a, b) for a in first for b in values[j]}
 
 
-@pytest.mark.parametrize("arm", ARMS[1:], ids=", ".join)
-def test_an_arm_changes_no_bit(
-    model: Path, expected: tuple[bytes, bytes, list[int]], arm: Arm, tmp_path: Path
-) -> None:
-    logits, topk, tokens = compute(model, arm, tmp_path)
-    assert len(tokens) == N_NEW_TOKENS
-    assert tokens == expected[2]
-    assert topk == expected[1]
-    assert logits == expected[0]
+@pytest.mark.parametrize("number", range(1, len(ARMS)), ids=lambda n: ", ".join(ARMS[n]))
+def test_an_arm_changes_no_bit(computed: Callable[[int], Computed], number: int) -> None:
+    expected, found = computed(0), computed(number)
+    assert len(found.tokens) == N_NEW_TOKENS
+    assert found.tokens == expected.tokens
+    assert found.topk == expected.topk
+    assert found.logits == expected.logits
 
 
 @pytest.fixture(scope="module")
-def deep_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """More layers than a prompt may take at once while others wait for their next token."""
+def deep_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """More layers than a prompt may take at once while others wait for their next token; a smaller
+    one for the kernels that take their time."""
     folder = tmp_path_factory.mktemp("deep")
-    return tiny_model(folder / "deep.gguf", n_layers=6, quantisation="Q4_K_M", n_active=3)
-
-
-def alone(model: Path, request: int, flags: tuple[str, ...]) -> Together:
-    return run_together(model, {request: PROMPTS[request]}, N_TOGETHER, flags)
+    types = {"native": "Q4_K_M", "numpy": "Q8_0"}
+    return {
+        kernels: tiny_model(
+            folder / f"{kernels}.gguf", n_layers=6, quantisation=quantisation, n_active=3
+        )
+        for kernels, quantisation in types.items()
+    }
 
 
 @pytest.mark.parametrize("kernels", ["native", "numpy"])
-def test_company_changes_no_token(deep_model: Path, kernels: str) -> None:
-    """One sequence, and the same beside three others in the same steps."""
+def test_company_changes_no_token(deep_models: dict[str, Path], kernels: str) -> None:
+    """Each sequence alone, and beside three others in the same steps."""
+    deep_model = deep_models[kernels]
     flags = ("--kernels", kernels, "--chunk", "64", "--pool", "50%")
+    alone = run_together(deep_model, PROMPTS, N_TOGETHER, flags, max_running=1)
     together = run_together(deep_model, PROMPTS, N_TOGETHER, flags)
-    assert max(together.step_sizes) >= 3  # they did share steps
-    n_steps = 0
-    for request in PROMPTS:
-        single = alone(deep_model, request, flags)
-        assert together.tokens[request] == single.tokens[request], request
-        assert len(single.tokens[request]) == N_TOGETHER
-        n_steps += single.n_steps
-    n_whole_prompts = sum(-(-len(prompt) // 64) for prompt in PROMPTS.values())
-    assert n_steps == n_whole_prompts + len(PROMPTS) * (N_TOGETHER - 1)
-    # prompts were cut at layer boundaries: more steps without a token than there are chunks
-    n_decode_steps = len(together.step_sizes) - len(PROMPTS)
-    assert together.n_steps - n_decode_steps > n_whole_prompts
+    assert {len(tokens) for tokens in alone.tokens.values()} == {N_TOGETHER}
+    assert together.tokens == alone.tokens
+    assert max(alone.step_sizes) == 1
+    assert max(together.step_sizes) == len(PROMPTS)  # they did share steps
+    n_chunks = sum(-(-len(prompt) // 64) for prompt in PROMPTS.values())
+    assert steps_without_tokens(alone) == n_chunks - len(PROMPTS)
+    # chunks were cut at layer boundaries
+    assert steps_without_tokens(together) > steps_without_tokens(alone)
 
 
-def test_company_and_a_small_pool(deep_model: Path) -> None:
+def steps_without_tokens(run: Together) -> int:
+    """Parts of prompts that are not the last."""
+    return run.n_steps - len(run.step_sizes)
+
+
+def test_company_and_a_small_pool(deep_models: dict[str, Path]) -> None:
     """The union of four sequences goes in waves through two slots of each class."""
+    deep_model = deep_models["native"]
     _, smallest = describe(deep_model)
     flags = ("--chunk", "64", "--pool", str(smallest), "--io-workers", "2")
     roomy = ("--chunk", "512", "--pool", "all")
