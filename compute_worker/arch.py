@@ -125,6 +125,7 @@ class ModelSpec:
     output_norm: TensorInfo
     layers: tuple[LayerTensors, ...]
     slabs: SlabTable
+    n_merges: int = 0  # of the tokenizer: with the tokens, what it costs in memory
 
 
 class _Numbers(NamedTuple):
@@ -169,6 +170,7 @@ def resolve(model: Model) -> ModelSpec:
         output_norm=lookup.find("output_norm.weight", (numbers.width,), FLOAT_TYPES),
         layers=tuple([_layer(lookup, row, numbers, index) for index in range(numbers.n_layers)]),
         slabs=slab_table(model, range(numbers.n_layers), numbers.n_experts),
+        n_merges=_length(model.metadata.get("tokenizer.ggml.merges")),
         **numbers._asdict(),
     )
     lookup.refuse_rest(f"{row.name} with {numbers.n_layers} layers")
@@ -263,8 +265,12 @@ def _vocabulary_size(keys: Keys, model: Model) -> int:
     tokens = model.metadata.get("tokenizer.ggml.tokens")
     embedding = model.tensors.get("token_embd.weight")
     rows = embedding.shape[-1] if embedding is not None else None
-    n_tokens = rows if tokens is None else len(tokens) if isinstance(tokens, list | tuple) else 0
+    n_tokens = rows if tokens is None else _length(tokens)
     return keys.integer("vocab_size", 1, 2**24) if n_tokens is None else n_tokens
+
+
+def _length(found: object) -> int:
+    return len(found) if isinstance(found, list | tuple) else 0
 
 
 def _layer(lookup: Tensors, row: ArchSpec, n: _Numbers, layer: int) -> LayerTensors:

@@ -2,8 +2,9 @@
 
     budget = processes + page tables + dense weights + KV cache + scratch of a prompt chunk + pool
 
-What is not asked for is chosen in this order: the longest context that a fifth of the budget holds,
-the largest chunk whose scratch fits a tenth, and the pool takes the rest, at most every expert.
+What is not asked for is chosen in this order: the longest context that a fifth of the budget holds
+(for one given prompt, no more than it and its answer need), the largest chunk whose scratch fits a
+tenth, and the pool takes the rest, at most every expert.
 Context and chunk shrink to their minimum before the plan is refused. `plan_memory` is a function of
 its arguments: it allocates nothing and reads nothing.
 """
@@ -13,6 +14,13 @@ from dataclasses import dataclass
 from compute_worker.arch import KV_BLOCK_TOKENS, ModelSpec, dense_bytes, kv_block_bytes
 from coordinator.available_memory import AvailableMemory
 from coordinator.flag_values import ConfigError
+from coordinator.footprint import (
+    processes_bytes,
+    scratch_bytes,
+    table_bytes,
+    with_tables,
+    without_tables,
+)
 from coordinator.sizes import PoolSize, format_size
 from coordinator.slot_classes import (
     MIN_SLOTS,
@@ -22,27 +30,22 @@ from coordinator.slot_classes import (
 )
 from shm.pool import PoolLayout
 
-MiB = 1024 * 1024
-# RssAnon + VmPTE of each process with its libraries imported and nothing loaded (Python 3.11,
-# x86_64): 17 MiB with pyzmq, msgpack, rich, psutil, tokenizers and prometheus-client; 14 MiB with
-# pyzmq and numpy, BLAS on one thread; 6 MiB with pyzmq alone. The rest is room for their growth.
-COORDINATOR_BYTES = 24 * MiB
-COMPUTE_BYTES = 24 * MiB
-IO_WORKER_BYTES = 10 * MiB
-THREAD_BYTES = MiB // 4  # the touched part of a stack, and its allocator's arena
-# Header and tokenizer of a 152 k vocabulary took 89 MiB, of a 50 k one 28 MiB, at their peak.
-VOCABULARY_ENTRY_BYTES = 640
-
 CONTEXT_SHARE, MIN_CONTEXT_TOKENS = 5, 512  # a fifth of the budget
 SCRATCH_SHARE = 10  # a tenth
 CHUNK_STEP_TOKENS, MAX_CHUNK_TOKENS = 64, 2048
-PANEL_BYTES = 16 * MiB  # rows that a reference kernel turns into float32 at a time
-PAGE_TABLE_SHARE = 512  # 8 bytes per 4 KiB page, in every process that maps it
 SHIPPED_POOL_SHARE = 0.4  # so that a first run with the small model shows misses
 
 
 class ResourceError(Exception):
     """The machine does not hold what was asked for: one line with the numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnlySequence:
+    """The one sequence of a run: most tokens of its prompt, and of prompt and answer."""
+
+    prompt_tokens: int
+    all_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class MemoryRequest:
     n_threads: int  # of all processes: kernels and readers
     single_process: bool = False
     is_shipped_model: bool = False
+    only: OnlySequence | None = None  # None: sequences of any length may come
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +132,6 @@ def token_cycle_bytes(spec: ModelSpec) -> int:
     return spec.n_active * sum(layer.slab_bytes for layer in spec.slabs.layers)
 
 
-def scratch_bytes(spec: ModelSpec, chunk_tokens: int) -> int:
-    """Activations of a prompt chunk, 4·T·(k+4)·D, one float32 panel, and two rows of logits."""
-    activations = 4 * chunk_tokens * (spec.n_active + 4) * spec.width
-    return activations + PANEL_BYTES + 2 * 4 * spec.vocabulary_size
-
-
 def plan_memory(request: MemoryRequest, spec: ModelSpec, available: AvailableMemory) -> MemoryPlan:
     """Divide the budget.
 
@@ -147,34 +145,39 @@ def plan_memory(request: MemoryRequest, spec: ModelSpec, available: AvailableMem
     floor = smallest if request.pool is None else wanted
     # the pool is mapped by compute and by every I/O worker; all other memory is mapped once
     n_mappings = 1 + request.n_io_workers
-    dense, processes = dense_bytes(spec), _processes_bytes(request, spec)
+    dense = dense_bytes(spec)
+    processes = processes_bytes(
+        spec, request.n_io_workers, request.n_threads, single_process=request.single_process
+    )
     least_scratch = scratch_bytes(spec, request.chunk_tokens or CHUNK_STEP_TOKENS)
     parts = {
         "processes": processes,
-        "dense weights": _with_tables(dense),
-        "scratch": _with_tables(least_scratch),
-        "smallest pool" if request.pool is None else "pool": _with_tables(floor, n_mappings),
+        "dense weights": with_tables(dense),
+        "scratch": with_tables(least_scratch),
+        "smallest pool" if request.pool is None else "pool": with_tables(floor, n_mappings),
     }
     room = budget - sum(parts.values())
     context, kv = _context(request, spec, min(budget // CONTEXT_SHARE, room))
-    parts[f"KV cache of {context} tokens"] = _with_tables(kv)
-    room -= _with_tables(kv)
+    parts[f"KV cache of {context} tokens"] = with_tables(kv)
+    room -= with_tables(kv)
     if room < 0:
         raise _refusal(budget, source, parts)
-    most_chunk = -(-context // CHUNK_STEP_TOKENS) * CHUNK_STEP_TOKENS
+    prompt = min(context, request.only.prompt_tokens if request.only else context)
+    most_chunk = -(-prompt // CHUNK_STEP_TOKENS) * CHUNK_STEP_TOKENS
     chunk = request.chunk_tokens or min(
         most_chunk, _chunk(spec, min(budget // SCRATCH_SHARE, room + least_scratch))
     )
     scratch = scratch_bytes(spec, chunk)
-    rest = budget - processes - _with_tables(dense) - _with_tables(kv) - _with_tables(scratch)
-    limit = max(floor, min(wanted, _without_tables(rest, n_mappings)))
+    rest = budget - processes - with_tables(dense) - with_tables(kv) - with_tables(scratch)
+    limit = max(floor, min(wanted, without_tables(rest, n_mappings)))
     layout, class_of_layer = pool_layout(spec.slabs, spec.n_active, limit)
     pool = layout.total_bytes
     return MemoryPlan(
         budget_bytes=budget,
         source=source,
         processes_bytes=processes,
-        page_table_bytes=sum(_tables(n) for n in (dense, kv, scratch)) + _tables(pool, n_mappings),
+        page_table_bytes=sum(table_bytes(n) for n in (dense, kv, scratch))
+        + table_bytes(pool, n_mappings),
         dense_bytes=dense,
         kv_bytes=kv,
         scratch_bytes=scratch,
@@ -206,20 +209,6 @@ def _check_against_model(request: MemoryRequest, spec: ModelSpec) -> None:
             )
 
 
-def _tables(n_bytes: int, n_mappings: int = 1) -> int:
-    """Page tables of memory that so many processes map."""
-    return -(-n_bytes * n_mappings // PAGE_TABLE_SHARE)
-
-
-def _with_tables(n_bytes: int, n_mappings: int = 1) -> int:
-    return n_bytes + _tables(n_bytes, n_mappings)
-
-
-def _without_tables(room: int, n_mappings: int) -> int:
-    """The most bytes that fit a room together with their page tables."""
-    return max(0, room) * PAGE_TABLE_SHARE // (PAGE_TABLE_SHARE + n_mappings)
-
-
 def _budget(request: MemoryRequest, available: AvailableMemory) -> tuple[int, str]:
     if request.memory_bytes is None:
         n_bytes = max(0, available.n_bytes - available.reserve_bytes)
@@ -231,15 +220,6 @@ def _budget(request: MemoryRequest, available: AvailableMemory) -> tuple[int, st
             "other programs"
         )
     return request.memory_bytes, "--memory"
-
-
-def _processes_bytes(request: MemoryRequest, spec: ModelSpec) -> int:
-    vocabulary = spec.vocabulary_size * VOCABULARY_ENTRY_BYTES
-    threads = request.n_threads * THREAD_BYTES
-    if request.single_process:  # one interpreter with the libraries of both
-        return max(COORDINATOR_BYTES, COMPUTE_BYTES) + COMPUTE_BYTES // 2 + threads + vocabulary
-    workers = request.n_io_workers * IO_WORKER_BYTES
-    return COORDINATOR_BYTES + COMPUTE_BYTES + workers + threads + vocabulary
 
 
 def _wanted_pool_bytes(request: MemoryRequest, whole: int) -> int:
@@ -264,15 +244,15 @@ def _context(request: MemoryRequest, spec: ModelSpec, room: int) -> tuple[int, i
     tokens = request.context_tokens
     if tokens is None:
         held = max(room, 0) // block * KV_BLOCK_TOKENS
-        tokens = min(spec.context_length, max(MIN_CONTEXT_TOKENS, held))
+        longest = request.only.all_tokens if request.only else spec.context_length
+        tokens = min(spec.context_length, longest, max(MIN_CONTEXT_TOKENS, held))
     return tokens, -(-tokens // KV_BLOCK_TOKENS) * block
 
 
 def _chunk(spec: ModelSpec, room: int) -> int:
     """Tokens of the largest chunk whose scratch fits, in steps of `CHUNK_STEP_TOKENS`."""
-    per_step = scratch_bytes(spec, CHUNK_STEP_TOKENS) - scratch_bytes(spec, 0)
-    n_steps = (room - scratch_bytes(spec, 0)) // per_step
-    return min(MAX_CHUNK_TOKENS, max(1, n_steps) * CHUNK_STEP_TOKENS)
+    steps = range(CHUNK_STEP_TOKENS, MAX_CHUNK_TOKENS + 1, CHUNK_STEP_TOKENS)
+    return max([n for n in steps if scratch_bytes(spec, n) <= room], default=CHUNK_STEP_TOKENS)
 
 
 def _refusal(budget: int, source: str, parts: dict[str, int]) -> ResourceError:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compute_worker.arch import ModelSpec
-from coordinator.budget import MemoryPlan, MemoryRequest, plan_memory
+from coordinator.budget import MemoryPlan, MemoryRequest, OnlySequence, plan_memory
 from coordinator.cores import PLAN_EXAMPLES, PLAN_NAMES, plan_cores
 from coordinator.flag_values import (
     PATH,
@@ -196,8 +196,13 @@ class Config:
     )  # fmt: skip
 
 
-def memory_plan(config: Config, machine: Machine, model: ModelSpec) -> MemoryPlan:
-    """The plan of a config, resolved or not: both give the same one. Raises like `plan_memory`."""
+def memory_plan(
+    config: Config, machine: Machine, model: ModelSpec, only: OnlySequence | None = None
+) -> MemoryPlan:
+    """The plan of a config, resolved or not: both give the same one. Raises like `plan_memory`.
+
+    `only` is the one sequence of a run, None where any may come.
+    """
     return plan_memory(
         MemoryRequest(
             memory_bytes=config.memory_bytes,
@@ -211,19 +216,22 @@ def memory_plan(config: Config, machine: Machine, model: ModelSpec) -> MemoryPla
             + config.io_workers * config.queue_depth,
             single_process=config.single_process,
             is_shipped_model=config.model == shipped_model(),
+            only=only,
         ),
         model,
         machine.memory,
     )
 
 
-def resolve(config: Config, machine: Machine, model: ModelSpec) -> Config:
+def resolve(
+    config: Config, machine: Machine, model: ModelSpec, only: OnlySequence | None = None
+) -> Config:
     """The config with every "auto" that machine and model decide replaced by what was chosen.
 
     `reader` and `kernels` stay "auto": only the process that opens or imports them can tell.
     Raises like `plan_memory`.
     """
-    plan = memory_plan(config, machine, model)
+    plan = memory_plan(config, machine, model, only)
     is_pinned = config.pin_cores or config.core_plan is not None
     policy = config.policy
     if policy == "auto":  # an LRU smaller than what one token touches never hits

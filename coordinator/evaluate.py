@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from coordinator.actions import Ended
+from coordinator.budget import OnlySequence
 from coordinator.commands import EvalCommand
 from coordinator.engine import EngineError
 from coordinator.flag_values import ConfigError
@@ -45,7 +46,10 @@ class Evaluation:
 def evaluate(command: EvalCommand, running: Running) -> int:
     """Run it; returns the exit code."""
     with Terminal() as terminal, Signals() as signals:
-        with prepared(command.config, read_machine()) as setup:
+        n_tokens = len(command.config.prompt_tokens or ())
+        with prepared(
+            command.config, read_machine(), OnlySequence(n_tokens, n_tokens + 1)
+        ) as setup:
             tokens = prompt_tokens(setup, None, None)
             for line in setup.lines():
                 terminal.line(line)

@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 from coordinator.actions import Ended
+from coordinator.budget import OnlySequence
 from coordinator.command_line import prompt_text
 from coordinator.config import Config, settings_of
 from coordinator.engine import EngineError
@@ -78,7 +79,7 @@ def generate(config: Config, running: Running) -> int:
     with Terminal(quiet=config.json) as terminal, Signals() as signals:
         prompt = prompt_text(config, sys.stdin.buffer)
         has_prompt = prompt is not None or config.prompt_tokens is not None
-        with prepared(config, read_machine()) as setup:
+        with prepared(config, read_machine(), only_sequence(config, prompt)) as setup:
             tokenizer = _tokenizer(setup, needed=config.prompt_tokens is None)
             first = prompt_tokens(setup, tokenizer, prompt) if has_prompt else None
             for line in setup.lines():
@@ -93,6 +94,20 @@ def generate(config: Config, running: Running) -> int:
                     return _serve_prompts(runner, tokenizer)
                 finally:
                     _save_usage(runner)
+
+
+def only_sequence(config: Config, prompt: str | None) -> OnlySequence | None:
+    """How long a given prompt and its answer can become; None without a prompt.
+
+    Text is not tokenized yet. A token of text has a byte at least, two may be added around it.
+    """
+    if config.prompt_tokens is not None:
+        n_prompt = len(config.prompt_tokens)
+    elif prompt is not None:
+        n_prompt = len(prompt.encode()) + 2
+    else:
+        return None
+    return OnlySequence(n_prompt, n_prompt + config.max_tokens)
 
 
 def _tokenizer(setup: Setup, *, needed: bool) -> Tokenizer | None:

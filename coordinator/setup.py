@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from compute_worker.arch import ModelSpec, resolve
-from coordinator.budget import MemoryPlan
+from coordinator.budget import MemoryPlan, OnlySequence
 from coordinator.config import Config, memory_plan
 from coordinator.config import resolve as config_resolved
 from coordinator.cores import CorePlan, plan_cores
@@ -85,9 +85,10 @@ class Setup:
 
 
 @contextlib.contextmanager
-def prepared(config: Config, machine: Machine) -> Iterator[Setup]:
+def prepared(config: Config, machine: Machine, only: OnlySequence | None = None) -> Iterator[Setup]:
     """Open the model and plan the run; the files stay open inside the `with`.
 
+    `only` is the one sequence of this run, None where any may come.
     Raises `ModelFormatError`, `ModelFileError`, `ConfigError`, `ResourceError`.
     """
     model = open_model(config.model)
@@ -95,17 +96,22 @@ def prepared(config: Config, machine: Machine) -> Iterator[Setup]:
     with contextlib.ExitStack() as stack:
         files = tuple(open_files(model.paths))
         stack.callback(close_files, files)
-        setup = _prepare(config, machine, model, spec, files)
+        setup = _prepare(config, machine, model, spec, files, only)
         if setup.trace is not None:
             stack.callback(setup.trace.close)
         yield setup
 
 
 def _prepare(
-    config: Config, machine: Machine, model: Model, spec: ModelSpec, files: tuple[ModelFile, ...]
+    config: Config,
+    machine: Machine,
+    model: Model,
+    spec: ModelSpec,
+    files: tuple[ModelFile, ...],
+    only: OnlySequence | None,
 ) -> Setup:
-    plan = memory_plan(config, machine, spec)
-    config = config_resolved(config, machine, spec)
+    plan = memory_plan(config, machine, spec, only)
+    config = config_resolved(config, machine, spec, only)
     cores = plan_cores(config.core_plan, machine.cores) if config.pin_cores else None
     reader = choose_reader(config.reader, files)
     usage = fresh_usage(model.fingerprint, spec)

@@ -9,12 +9,13 @@ from compute_worker.arch import ModelSpec, dense_bytes, kv_block_bytes, resolve
 from coordinator.available_memory import AvailableMemory
 from coordinator.budget import (
     MemoryRequest,
+    OnlySequence,
     ResourceError,
     plan_memory,
-    scratch_bytes,
     token_cycle_bytes,
 )
 from coordinator.flag_values import ConfigError
+from coordinator.footprint import scratch_bytes
 from coordinator.sizes import PoolSize
 from coordinator.slot_classes import smallest_pool_bytes, whole_pool_bytes
 from io_worker.model_file import open_model
@@ -110,6 +111,31 @@ def test_more_readers_leave_less_pool(tiny: ModelSpec) -> None:
     assert pools[0] > pools[1] > pools[2]
 
 
+def test_one_given_prompt_gets_the_context_it_needs_and_the_pool_the_rest(tiny: ModelSpec) -> None:
+    spec = large(tiny)
+    service = dataclasses.replace(DEFAULT, memory_bytes=1200 * MiB)
+    plan = plan_memory(
+        dataclasses.replace(service, only=OnlySequence(prompt_tokens=70, all_tokens=300)),
+        spec,
+        AMPLE,
+    )
+    assert plan.context_tokens == 300
+    assert plan.kv_bytes == 5 * kv_block_bytes(spec, "f16")
+    assert plan.chunk_tokens == 128
+    assert plan.pool_bytes > plan_memory(service, spec, AMPLE).pool_bytes + 200 * MiB
+    # a longer one is bounded like any other, and what was asked for stands
+    long = dataclasses.replace(service, only=OnlySequence(100_000, 100_100))
+    assert plan_memory(long, spec, AMPLE) == plan_memory(service, spec, AMPLE)
+    asked = dataclasses.replace(long, context_tokens=640, only=OnlySequence(10, 20))
+    assert plan_memory(asked, spec, AMPLE).context_tokens == 640
+
+
+def test_tokens_and_merges_of_the_tokenizer_are_paid_for(tiny: ModelSpec) -> None:
+    more = dataclasses.replace(tiny, n_merges=tiny.n_merges + 100_000)
+    plans = [plan_memory(DEFAULT, spec, AMPLE) for spec in (tiny, more)]
+    assert plans[1].processes_bytes - plans[0].processes_bytes == 38_000_000
+
+
 def test_a_pool_below_the_token_cycle_is_told(tiny: ModelSpec) -> None:
     spec = large(tiny)
     cycle = token_cycle_bytes(spec)
@@ -193,13 +219,14 @@ def test_the_smallest_pool_is_accepted(tiny: ModelSpec) -> None:
     kv_type=st.sampled_from(["f32", "f16", "q8_0"]),
     n_io_workers=st.integers(0, 4),
     single=st.booleans(),
+    only=st.sampled_from([None, OnlySequence(5, 9), OnlySequence(700, 5000)]),
 )
 def test_every_plan_stays_within_its_budget(
     tiny: ModelSpec, memory_mib: int, pool: PoolSize | None, context: int | None,
-    chunk: int | None, kv_type: str, n_io_workers: int, single: bool,
+    chunk: int | None, kv_type: str, n_io_workers: int, single: bool, only: OnlySequence | None,
 ) -> None:  # fmt: skip
     request = MemoryRequest(
-        memory_mib * MiB, pool, context, chunk, kv_type, n_io_workers, 4, single
+        memory_mib * MiB, pool, context, chunk, kv_type, n_io_workers, 4, single, only=only
     )
     spec = large(tiny)
     try:
@@ -213,7 +240,8 @@ def test_every_plan_stays_within_its_budget(
     assert context in (None, plan.context_tokens)
     assert chunk in (None, plan.chunk_tokens)
     if context is None:
-        assert 512 <= plan.context_tokens <= spec.context_length
+        assert min(512, only.all_tokens if only else 512) <= plan.context_tokens
+        assert plan.context_tokens <= spec.context_length
     # asked for what it chose, it chooses the same
     fixed = dataclasses.replace(
         request,

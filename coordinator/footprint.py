@@ -1,0 +1,64 @@
+"""What the parts of a run take in memory beside weights and pool, as measured.
+
+`tests/memory_samples.py` shows for a whole run what each process has. Functions of their arguments;
+who gets how much of the budget is decided in `budget`.
+"""
+
+from compute_worker.arch import ModelSpec
+
+MiB = 1024 * 1024
+# RssAnon + VmPTE of each process with its libraries imported and nothing loaded (Python 3.11,
+# x86_64): 27 MiB with pyzmq, msgpack, rich, psutil, tokenizers and prometheus-client; 20 MiB with
+# pyzmq, numpy and gguf; 11 MiB with pyzmq alone. The rest is room for their growth.
+COORDINATOR_BYTES = 32 * MiB
+COMPUTE_BYTES = 24 * MiB
+IO_WORKER_BYTES = 12 * MiB
+THREAD_BYTES = MiB // 4  # the touched part of a stack, and its allocator's arena
+# Header and tokenizer of 152 k tokens and as many merges took 109 MiB, of 50 k each 32 MiB.
+VOCABULARY_ENTRY_BYTES = 380  # per token and per merge
+
+ATTENTION_TOKENS = 256  # as in `compute_worker.forward`, which the coordinator cannot import
+SAMPLING_ROWS = 8  # float32 rows of the vocabulary: scores, probabilities, orders, copies
+PANEL_BYTES = 16 * MiB  # to turn 4 MiB of rows into float32, the reference kernels take so much
+PAGE_TABLE_SHARE = 512  # 8 bytes per 4 KiB page, in every process that maps it
+
+
+def processes_bytes(
+    spec: ModelSpec, n_io_workers: int, n_threads: int, *, single_process: bool
+) -> int:
+    """Interpreters, libraries and tokenizer; `n_threads` are those of all processes."""
+    vocabulary = (spec.vocabulary_size + spec.n_merges) * VOCABULARY_ENTRY_BYTES
+    threads = n_threads * THREAD_BYTES
+    if single_process:  # one interpreter with the libraries of both
+        return max(COORDINATOR_BYTES, COMPUTE_BYTES) + COMPUTE_BYTES // 2 + threads + vocabulary
+    workers = n_io_workers * IO_WORKER_BYTES
+    return COORDINATOR_BYTES + COMPUTE_BYTES + workers + threads + vocabulary
+
+
+def scratch_bytes(spec: ModelSpec, chunk_tokens: int) -> int:
+    """The arrays of a prompt chunk of T tokens, and of the sampling of one token.
+
+    Experts: what each gave per token, the hidden state, its normed copy, and a copy in 8 bits, so
+    4·T·(A+3)·D. Attention takes fewer tokens at a time, and the allocator keeps what it used.
+    """
+    width, queries = spec.width, spec.n_heads * spec.head_width
+    keys = spec.n_kv_heads * spec.head_width
+    experts = 4 * chunk_tokens * (spec.n_active + 3) * width
+    rows = min(chunk_tokens, ATTENTION_TOKENS)
+    attention = 4 * rows * (2 * width + 4 * queries + 2 * keys)
+    return experts + attention + PANEL_BYTES + SAMPLING_ROWS * 4 * spec.vocabulary_size
+
+
+def table_bytes(n_bytes: int, n_mappings: int = 1) -> int:
+    """Page tables of memory that so many processes map."""
+    return -(-n_bytes * n_mappings // PAGE_TABLE_SHARE)
+
+
+def with_tables(n_bytes: int, n_mappings: int = 1) -> int:
+    """Memory together with its page tables."""
+    return n_bytes + table_bytes(n_bytes, n_mappings)
+
+
+def without_tables(room: int, n_mappings: int) -> int:
+    """The most bytes that fit a room together with their page tables."""
+    return max(0, room) * PAGE_TABLE_SHARE // (PAGE_TABLE_SHARE + n_mappings)
