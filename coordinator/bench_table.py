@@ -12,6 +12,7 @@ HEAD = (
     "MB/token", "ratio", "peak MiB", "limit hits",
 )  # fmt: skip
 NOTHING = "–"
+DECIDES_TOKENS = ("model", "numerics", "kernels", "kv-type")
 
 
 def block_line(record: Record, n_done: int, n_all: int) -> str:
@@ -103,17 +104,22 @@ def _warnings(records: Sequence[Record], arms: Sequence[str]) -> list[str]:
             lines.append(
                 f"warning: {arm}: the second half of its blocks ran {change:+.0%} against the first"
             )
-    for n_round, texts in enumerate(_texts(records)):
-        if len(texts) > 1:
-            lines.append(f"warning: round {n_round}: the arms drew different tokens")
+    for n_round in sorted(_rounds_with_different_tokens(records)):
+        lines.append(
+            f"warning: round {n_round}: arms that should draw the same tokens drew different ones"
+        )
     return lines
 
 
-def _texts(records: Sequence[Record]) -> list[set[tuple[int, ...]]]:
-    """The different token sequences of our own arms in each round; one where all is well."""
-    n_rounds = 1 + max((record["round"] for record in records), default=-1)
-    texts: list[set[tuple[int, ...]]] = [set() for _ in range(n_rounds)]
+def _rounds_with_different_tokens(records: Sequence[Record]) -> set[int]:
+    """Rounds in which arms of the same model and arithmetic disagree: no setting may do that."""
+    seen: dict[tuple[Any, ...], list[int]] = {}
+    found = set()
     for record in records:
         if record.get("tokens"):
-            texts[record["round"]].add(tuple(record["tokens"]))
-    return texts
+            settings = record["report"].get("settings", {})
+            arithmetic = tuple(settings.get(name) for name in DECIDES_TOKENS)
+            tokens = seen.setdefault((record["round"], *arithmetic), record["tokens"])
+            if tokens != record["tokens"]:
+                found.add(record["round"])
+    return found
