@@ -93,8 +93,8 @@ def _figures(
     if seen.is_timed_out:
         raise BlockError(f"did not end within {TIMEOUT_SECONDS:.0f} s")
     if seen.exit_code != 0:
-        said = " / ".join(line for _, line in seen.error_lines if line.strip())
-        raise BlockError(f"exit {seen.exit_code}: {said[-N_ERROR_CHARACTERS:]}")
+        said = [line for _, line in seen.error_lines if line.strip()] or ["no output"]
+        raise BlockError(f"exit {seen.exit_code}: {said[-1][:N_ERROR_CHARACTERS]}")
     timings = who.read(seen)
     counts = measured(timings.spans, bench.n_warm_up, bench.n_tokens)
     figures: dict[str, Any] = {
