@@ -21,9 +21,10 @@ def private_bytes(pid: int) -> int:
     return sum(int(value.split()[0]) * 1024 for value in wanted)
 
 
-def accounted_bytes(pids: Iterable[int], pool_fd: int) -> int:
+def accounted_bytes(pids: Iterable[int], pool_fd: int | None) -> int:
     """What all our processes hold now."""
-    return sum(private_bytes(pid) for pid in pids) + allocated_bytes(pool_fd)
+    pool_bytes = 0 if pool_fd is None else allocated_bytes(pool_fd)
+    return sum(private_bytes(pid) for pid in pids) + pool_bytes
 
 
 def io_progress(pid: int) -> tuple[int, ...]:

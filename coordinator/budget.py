@@ -62,6 +62,8 @@ class MemoryRequest:
     single_process: bool = False
     is_shipped_model: bool = False
     only: OnlySequence | None = None  # None: sequences of any length may come
+    has_pool: bool = True  # else the page cache has the experts, and is not in the budget
+    n_file_mappings: int = 0  # of all model files, in all processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +109,15 @@ class MemoryPlan:
     def describe(self) -> str:
         """One line for people."""
         n_slots = self.layout.n_slots
+        pool = (
+            f"pool {format_size(self.pool_bytes)} for {n_slots} of {self.n_experts} experts "
+            f"({n_slots * 100 // self.n_experts} %)"
+        )
+        if not n_slots:
+            pool = "no pool (the page cache has the experts and is not counted here)"
         return (
             f"memory: {format_size(self.budget_bytes)} ({self.source}): "
-            f"pool {format_size(self.pool_bytes)} for {n_slots} of {self.n_experts} experts "
-            f"({n_slots * 100 // self.n_experts} %), dense {format_size(self.dense_bytes)}, "
+            f"{pool}, dense {format_size(self.dense_bytes)}, "
             f"KV {format_size(self.kv_bytes)} for {self.context_tokens} tokens, "
             f"scratch {format_size(self.scratch_bytes)} for chunks of {self.chunk_tokens}, "
             f"processes {format_size(self.processes_bytes + self.page_table_bytes)}"
@@ -140,15 +147,13 @@ def plan_memory(request: MemoryRequest, spec: ModelSpec, available: AvailableMem
     """
     _check_against_model(request, spec)
     budget, source = _budget(request, available)
-    smallest, whole = smallest_pool_bytes(spec.slabs), whole_pool_bytes(spec.slabs)
-    wanted = _wanted_pool_bytes(request, whole)
-    floor = smallest if request.pool is None else wanted
+    floor, wanted = _pool_bounds(request, spec)
     # the pool is mapped by compute and by every I/O worker; all other memory is mapped once
     n_mappings = 1 + request.n_io_workers
     dense = dense_bytes(spec)
     processes = processes_bytes(
         spec, request.n_io_workers, request.n_threads, single_process=request.single_process
-    )
+    ) + table_bytes(dense + spec.slabs.total_bytes, request.n_file_mappings)
     least_scratch = scratch_bytes(spec, request.chunk_tokens or CHUNK_STEP_TOKENS)
     parts = {
         "processes": processes,
@@ -170,8 +175,8 @@ def plan_memory(request: MemoryRequest, spec: ModelSpec, available: AvailableMem
     scratch = scratch_bytes(spec, chunk)
     rest = budget - processes - with_tables(dense) - with_tables(kv) - with_tables(scratch)
     limit = max(floor, min(wanted, without_tables(rest, n_mappings)))
-    layout, class_of_layer = pool_layout(spec.slabs, spec.n_active, limit)
-    pool = layout.total_bytes
+    layout, class_of_layer = _layout(request, spec, limit)
+    pool = layout.total_bytes if request.has_pool else 0
     return MemoryPlan(
         budget_bytes=budget,
         source=source,
@@ -199,7 +204,7 @@ def _check_against_model(request: MemoryRequest, spec: ModelSpec) -> None:
             f"--context: expected at most {spec.context_length} tokens (what the model was made "
             f"for), found {request.context_tokens}; use a smaller number"
         )
-    if request.pool is not None:
+    if request.pool is not None and request.has_pool:
         smallest, whole = smallest_pool_bytes(spec.slabs), whole_pool_bytes(spec.slabs)
         found = pool_request_bytes(request.pool, whole)
         if found < smallest:
@@ -222,12 +227,25 @@ def _budget(request: MemoryRequest, available: AvailableMemory) -> tuple[int, st
     return request.memory_bytes, "--memory"
 
 
-def _wanted_pool_bytes(request: MemoryRequest, whole: int) -> int:
-    """What the pool may grow to: what was asked for, never more than every expert."""
-    pool = request.pool
-    if pool is None:
-        pool = PoolSize(share=SHIPPED_POOL_SHARE if request.is_shipped_model else 1.0)
-    return pool_request_bytes(pool, whole)
+def _pool_bounds(request: MemoryRequest, spec: ModelSpec) -> tuple[int, int]:
+    """Least bytes of the pool, and what it may grow to: what was asked for, at most all experts."""
+    if not request.has_pool:
+        return 0, 0
+    whole = whole_pool_bytes(spec.slabs)
+    if request.pool is not None:
+        wanted = pool_request_bytes(request.pool, whole)
+        return wanted, wanted
+    share = SHIPPED_POOL_SHARE if request.is_shipped_model else 1.0
+    return smallest_pool_bytes(spec.slabs), pool_request_bytes(PoolSize(share=share), whole)
+
+
+def _layout(
+    request: MemoryRequest, spec: ModelSpec, limit: int
+) -> tuple[PoolLayout, tuple[int, ...]]:
+    """Slots within the limit, and the class of every layer."""
+    if not request.has_pool:
+        return PoolLayout(()), ()
+    return pool_layout(spec.slabs, spec.n_active, limit)
 
 
 def pool_request_bytes(pool: PoolSize, whole: int) -> int:
@@ -257,7 +275,9 @@ def _chunk(spec: ModelSpec, room: int) -> int:
 
 def _refusal(budget: int, source: str, parts: dict[str, int]) -> ResourceError:
     needed = sum(parts.values())
-    spelled = ", ".join(f"{name} {format_size(n_bytes)}" for name, n_bytes in parts.items())
+    spelled = ", ".join(
+        f"{name} {format_size(n_bytes)}" for name, n_bytes in parts.items() if n_bytes
+    )
     return ResourceError(
         f"memory: expected at least {format_size(needed)} ({spelled}), found "
         f"{format_size(budget)} ({source}); give more with --memory, or ask for less with "

@@ -14,6 +14,7 @@ from coordinator.flags import flags_of
 from coordinator.sizes import format_size
 
 PROMPTS = ("prompt", "prompt_file", "prompt_tokens")
+OF_THE_POOL = ("pool", "policy", "drop_cache", "read_unit")  # the page cache knows none of them
 INSIDE_COMPUTE = ("io_threads", "single_process")  # each puts the reading into the compute process
 
 
@@ -38,7 +39,7 @@ def combined(config: Config, given: frozenset[str], cores: Sequence[int]) -> Con
             "to have several reads in flight, or drop --queue-depth"
         )
     _check_memory(config)
-    return _with_cores(config, given, cores)
+    return _with_cores(_with_reader(config, given), given, cores)
 
 
 def flag_name(field_name: str) -> str:
@@ -61,6 +62,40 @@ def _check_memory(config: Config) -> None:
             f"--pool: expected less than --memory {format_size(config.memory_bytes)}, which holds "
             f"everything, found {format_size(pool)}; use a smaller --pool"
         )
+    if config.dense == "mapped" and config.mlock == "require":
+        raise ConfigError(
+            "--mlock: expected weights in memory of our own, found --dense mapped, which leaves "
+            "them to the page cache; drop --mlock or --dense"
+        )
+
+
+def _with_reader(config: Config, given: frozenset[str]) -> Config:
+    """Where the page cache keeps the experts there is nothing to choose about a pool."""
+    if config.has_pool:
+        return config
+    for name in OF_THE_POOL:
+        if name in given:
+            flag = flag_name(name)
+            raise ConfigError(
+                f"{flag}: expected a reader that fills a pool (auto, direct, buffered), found "
+                f"--reader {config.reader}, which leaves the experts to the page cache; drop "
+                f"{flag} or --reader"
+            )
+    if config.only_faults and config.prefetch != "off":
+        raise ConfigError(
+            "--prefetch: expected something that reads, found --reader mmap in compute itself, "
+            "which only faults; use --io-workers 1, or drop --prefetch"
+        )
+    if config.reader != "mmap":
+        return config
+    for name in ("queue_depth", "io_threads"):
+        found = getattr(config, name)
+        if name in given and found > 1:
+            raise ConfigError(
+                f"{flag_name(name)}: expected 1 with --reader mmap (a process touches one page at "
+                f"a time, however many threads it has), found {found}; use more --io-workers"
+            )
+    return dataclasses.replace(config, queue_depth=1)
 
 
 def _with_cores(config: Config, given: frozenset[str], cores: Sequence[int]) -> Config:

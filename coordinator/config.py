@@ -1,20 +1,16 @@
 """Every setting of the main job, each declared once.
 
-Flag, kind of value, default, help, group and metavar come from the field. `resolve` is the only
-place where an "auto" becomes a value; combinations are judged in `combinations`. Nothing here reads
-the environment or opens a file.
+Flag, kind of value, default, help, group and metavar come from the field. An "auto" becomes a value
+in `resolve`; combinations are judged in `combinations`. Nothing here reads the environment or opens
+a file.
 
 Rule to keep: a value is offered only if the program honours it.
 """
 
-import dataclasses
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from compute_worker.arch import ModelSpec
-from coordinator.budget import MemoryPlan, MemoryRequest, OnlySequence, plan_memory
-from coordinator.cores import PLAN_EXAMPLES, PLAN_NAMES, plan_cores
+from coordinator.cores import PLAN_EXAMPLES, PLAN_NAMES
 from coordinator.flag_values import (
     PATH,
     POOL,
@@ -31,10 +27,11 @@ from coordinator.flag_values import (
     real,
 )
 from coordinator.flags import flag, flags_of
-from coordinator.machine import Machine
 from coordinator.sizes import PoolSize
+from io_worker.page_cache import WARMERS
+from io_worker.probe import READER_NAMES
 
-__all__ = ["Config", "ConfigError", "memory_plan", "resolve", "settings_of", "shipped_model"]
+__all__ = ["Config", "ConfigError", "settings_of", "shipped_model"]
 
 INPUT, SAMPLING = "input", "how tokens are drawn"
 PROCESSES, READING = "processes and cores", "reading experts"
@@ -126,10 +123,19 @@ class Config:
     )  # fmt: skip
 
     reader: str = flag(
-        "auto", "--reader", choice("auto", "direct", "buffered"), READING,
-        "how experts are read: past the page cache, or through it",
+        "auto", "--reader", choice(*READER_NAMES), READING,
+        "how experts come from the disk: into the pool past the page cache (direct) or through it "
+        "(buffered), or left in it and only brought there (mmap, willneed, populate)",
     )  # fmt: skip
-    read_unit: str = flag("expert", "--read-unit", choice("expert"), READING, "what one miss reads")
+    drop_cache: str = flag(
+        "auto", "--drop-cache", choice("auto", "yes", "no"), READING,
+        "whether buffered reads leave nothing in the page cache; auto: unless all experts fit into "
+        "memory that nobody uses",
+    )  # fmt: skip
+    read_unit: str = flag(
+        "expert", "--read-unit", choice("expert", "layer"), READING,
+        "what one miss reads: the expert, or all experts of its layer",
+    )  # fmt: skip
     policy: str = flag(
         "auto", "--policy", choice("auto", "lru", "layer-lru", "lfu", "slru", "static"), READING,
         "which experts stay when the pool is full",
@@ -165,8 +171,9 @@ class Config:
         "how keys and values are kept; auto: f32 with exact numerics, f16 with fast",
     )  # fmt: skip
     dense: str = flag(
-        "anonymous", "--dense", choice("anonymous"), MEMORY, "where the dense weights lie"
-    )
+        "anonymous", "--dense", choice("anonymous", "mapped"), MEMORY,
+        "where the dense weights lie: in memory of their own, or in the page cache",
+    )  # fmt: skip
     mlock: str = flag(
         "auto", "--mlock", choice("auto", "require", "off"), MEMORY,
         "keep the weights out of swap: where the limit allows, or else fail, or not",
@@ -195,60 +202,15 @@ class Config:
         "serve Prometheus metrics of every process on this port of 127.0.0.1", default_text="off",
     )  # fmt: skip
 
+    @property
+    def has_pool(self) -> bool:
+        """Whether experts lie in a pool; else the page cache is their only cache."""
+        return self.reader not in WARMERS
 
-def memory_plan(
-    config: Config, machine: Machine, model: ModelSpec, only: OnlySequence | None = None
-) -> MemoryPlan:
-    """The plan of a config, resolved or not: both give the same one. Raises like `plan_memory`.
-
-    `only` is the one sequence of a run, None where any may come.
-    """
-    return plan_memory(
-        MemoryRequest(
-            memory_bytes=config.memory_bytes,
-            pool=config.pool,
-            context_tokens=config.context_tokens,
-            chunk_tokens=config.chunk_tokens,
-            kv_type=_kv_type(config),
-            n_io_workers=config.io_workers,
-            n_threads=_compute_threads(config, machine)
-            + config.io_threads
-            + config.io_workers * config.queue_depth,
-            single_process=config.single_process,
-            is_shipped_model=config.model == shipped_model(),
-            only=only,
-        ),
-        model,
-        machine.memory,
-    )
-
-
-def resolve(
-    config: Config, machine: Machine, model: ModelSpec, only: OnlySequence | None = None
-) -> Config:
-    """The config with every "auto" that machine and model decide replaced by what was chosen.
-
-    `reader` and `kernels` stay "auto": only the process that opens or imports them can tell.
-    Raises like `plan_memory`.
-    """
-    plan = memory_plan(config, machine, model, only)
-    is_pinned = config.pin_cores or config.core_plan is not None
-    policy = config.policy
-    if policy == "auto":  # an LRU smaller than what one token touches never hits
-        policy = "lru" if plan.holds_token_cycle else "lfu"
-    return dataclasses.replace(
-        config,
-        seed=secrets.randbelow(2**32) if config.seed is None else config.seed,
-        compute_threads=_compute_threads(config, machine),
-        pin_cores=is_pinned,
-        core_plan=str(plan_cores(config.core_plan, machine.cores)) if is_pinned else None,
-        policy=policy,
-        memory_bytes=plan.budget_bytes,
-        pool=PoolSize(n_bytes=plan.pool_limit_bytes),
-        context_tokens=plan.context_tokens,
-        chunk_tokens=plan.chunk_tokens,
-        kv_type=_kv_type(config),
-    )
+    @property
+    def only_faults(self) -> bool:
+        """Whether nobody brings experts into the page cache: compute takes the page faults."""
+        return self.reader == "mmap" and self.io_workers == self.io_threads == 0
 
 
 def settings_of(config: Config) -> dict[str, object]:
@@ -259,18 +221,3 @@ def settings_of(config: Config) -> dict[str, object]:
         plain = value if isinstance(value, bool | int | float | str | None) else str(value)
         settings[declared.name.lstrip("-")] = list(value) if isinstance(value, tuple) else plain
     return settings
-
-
-def _kv_type(config: Config) -> str:
-    if config.kv_type != "auto":
-        return config.kv_type
-    return "f32" if config.numerics == "exact" else "f16"
-
-
-def _compute_threads(config: Config, machine: Machine) -> int:
-    if config.compute_threads is not None:
-        return config.compute_threads
-    if config.pin_cores or config.core_plan is not None:
-        planned = plan_cores(config.core_plan, machine.cores).compute_threads
-        return min(planned, machine.n_effective_cores)
-    return machine.n_effective_cores

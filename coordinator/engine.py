@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from coordinator.accounting import accounted_bytes
 from coordinator.actions import Action, Deliver, Ended, StopWith, ToCompute, ToWorker
 from coordinator.children import Arrived, Children, Died, Misbehaved
+from coordinator.disk_use import DiskUseTotals
 from coordinator.health import Health
 from coordinator.launch import Child, ChildSpec
 from coordinator.restarts import MAX_DEATHS, Restarts
@@ -84,11 +85,12 @@ class Engine:
         core: Core,
         specs: list[ChildSpec],
         reader_credit: int,
-        pool_fd: int,
+        pool_fd: int | None,
         files: Sequence[ModelFile],
         listener: Listener,
         *,
         compute_reads: bool,
+        maps_files: bool,
     ) -> None:
         self.core = core
         self.children = Children()
@@ -96,12 +98,13 @@ class Engine:
         self.names = tuple(spec.name for spec in specs)
         self.totals = Totals(n for n in self.names if n != COMPUTE or compute_reads)
         self.accounted_bytes = self.peak_bytes = 0
+        self.disk_use = DiskUseTotals()
         self._specs = {spec.name: spec for spec in specs}
         self._credit = reader_credit
         self._pool_fd = pool_fd
         self._listener = listener
         self._compute_reads = compute_reads
-        self._health = Health(core, files, COMPUTE)
+        self._health = Health(core, files, COMPUTE, maps_files=maps_files)
         self._next_tick = 0.0
         self._stack = contextlib.ExitStack()
 
@@ -203,6 +206,7 @@ class Engine:
     def _ready(self, child: Child, detail: str) -> None:
         child.is_ready = True
         child.detail = json.loads(detail)
+        self.disk_use.begin(child.process.pid)
         self._health.watch.begin(child.name, time.monotonic_ns())
         if child.name != COMPUTE or self._compute_reads:
             self._handle(ReaderReady(child.name, self._credit))
@@ -211,6 +215,9 @@ class Engine:
         """A child is dead: tell the core, start another. Raises if that is not worth a try."""
         child, name = death.child, death.child.name
         self._health.watch.forget(name)
+        fault = self._health.fault_of_a_file(death.code)
+        if fault is not None:
+            raise EngineError(EXIT_MODEL, fault)
         exit_code = child.failure[0] if child.failure else EXIT_INTERNAL
         if exit_code != EXIT_INTERNAL or (self.restarts.is_first(name) and not child.is_ready):
             raise EngineError(exit_code, f"{name}: {death.why}")
@@ -268,6 +275,7 @@ class Engine:
         pids = [os.getpid(), *(child.process.pid for child in self.children)]
         self.accounted_bytes = accounted_bytes(pids, self._pool_fd)
         self.peak_bytes = max(self.peak_bytes, self.accounted_bytes)
+        self.disk_use.look()
         for child, why in self._health.hanging(self.children, now_ns):
             self._condemn(child, why)
         change = self._health.changed_file()

@@ -183,7 +183,7 @@ def _report(runner: Runner, answer: Answer) -> int:
     if setup.config.json:
         write_output(json.dumps(_record(runner, answer), ensure_ascii=False) + "\n")
     elif ended.error is None:
-        runner.terminal.line(summary(answer.tally, runner.core.residency.counters))
+        runner.terminal.line(summary(answer.tally, runner.core.residency, runner.disk_use()))
     if ended.error is not None:
         raise EngineError(EXIT_INTERNAL, ended.error)
     if runner.signals.exit_code is not None:
@@ -201,7 +201,7 @@ def _record(runner: Runner, answer: Answer) -> dict[str, Any]:
         "text": answer.text,
         "stop_reason": ended.reason,
         **({"error": ended.error} if ended.error else {}),
-        **record(answer.tally, runner.core.residency, setup, runner.peak_bytes),
+        **record(answer.tally, runner.core.residency, setup, runner.peak_bytes, runner.disk_use()),
         "settings": {**settings_of(setup.config), "reads_in_flight": setup.reads_in_flight},
     }
 

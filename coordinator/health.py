@@ -1,8 +1,10 @@
 """Looks at the running processes and their model now and then: who hangs, what has changed.
 
-Gathers the figures that `watch` judges by, from the core and from /proc. Acts on nothing.
+Gathers the figures that `watch` judges by, from the core and from /proc, and says when a model file
+is the reason of a death. Acts on nothing.
 """
 
+import signal
 from collections.abc import Iterable, Sequence
 
 from coordinator.accounting import io_progress
@@ -15,8 +17,11 @@ from io_worker.reader import ModelFile, change_of
 class Health:
     """Of the processes around one core. `compute` is the name of the one that executes steps."""
 
-    def __init__(self, core: Core, files: Sequence[ModelFile], compute: str) -> None:
+    def __init__(
+        self, core: Core, files: Sequence[ModelFile], compute: str, *, maps_files: bool
+    ) -> None:
         self.watch = Watch()
+        self._maps_files = maps_files
         self._core = core
         self._files = files
         self._compute = compute
@@ -30,6 +35,19 @@ class Health:
         """One line if a model file was written to. Readers see it too, but only when they read."""
         changes = (change_of(file) for file in self._files)
         return next((change for change in changes if change is not None), None)
+
+    def fault_of_a_file(self, exit_code: int) -> str | None:
+        """One line if a model file explains the death of a process: starting it again is no help.
+
+        A page of a mapped file that cannot be had ends whoever touches it with SIGBUS.
+        """
+        change = self.changed_file()
+        if change is not None or exit_code != -signal.SIGBUS or not self._maps_files:
+            return change
+        return (
+            f"{self._files[0].path}: model changed on disk, or the disk failed: "
+            "a page of its mapping could not be read (SIGBUS); start again"
+        )
 
     def _problem_of(self, child: Child, now_ns: int) -> str | None:
         name, watch = child.name, self.watch

@@ -44,7 +44,7 @@ class ChildSpec:
     name: str  # "io0", …, "compute"
     module: str
     cores: tuple[int, ...]
-    pool_fd: int
+    pool_fd: int | None
     layout: PoolLayout
     file_fds: tuple[int, ...]
     other_fds: tuple[int, ...]
@@ -131,13 +131,14 @@ def start_child(context: Context, spec: ChildSpec, now_ns: int) -> Child:
         file_fds=spec.file_fds,
     )
     command = [sys.executable, "-P", "-m", spec.module, encode_arguments(arguments)]
+    pool_fds = () if spec.pool_fd is None else (spec.pool_fd,)
     try:
         with _signals_held_back():
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # standard output is for generated text only
-                pass_fds=(spec.pool_fd, *spec.file_fds, *spec.other_fds),
+                pass_fds=(*pool_fds, *spec.file_fds, *spec.other_fds),
                 env={**os.environ, **ONE_THREAD},
             )
     except BaseException:

@@ -42,6 +42,8 @@ MAX_GUESSES_READ_AT_ONCE = 2  # a demand read may have to wait for these
 class Residency:
     """Slots, policy and readers behind the messages about experts."""
 
+    knows_hits = True
+
     def __init__(
         self,
         geometry: PoolGeometry,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from coordinator.actions import Ended
+from coordinator.disk_use import DiskUse
 from coordinator.engine import Engine
 from coordinator.metrics import Exposition, run_view
 from coordinator.metrics_server import HOST, listen, serving
@@ -54,6 +55,9 @@ class Runner(Protocol):
     def peak_bytes(self) -> int:
         """Most accounted memory seen."""
 
+    def disk_use(self) -> DiskUse:
+        """What all processes fetched and faulted since they were ready."""
+
     def run(self, request: NewRequest, listener: RequestListener) -> None:
         """Until the request is over; a signal cancels it. Raises `EngineError`."""
 
@@ -86,6 +90,10 @@ class ProcessRunner:
     def peak_bytes(self) -> int:
         """See `Runner`."""
         return self._engine.peak_bytes
+
+    def disk_use(self) -> DiskUse:
+        """See `Runner`."""
+        return self._engine.disk_use.look()
 
     @property
     def _engine(self) -> Engine:

@@ -72,7 +72,10 @@ def _slots(scrape: Scrape) -> dict[str, Value]:
 
 
 def _expert_requests(scrape: Scrape) -> dict[str, Value]:
-    counters = scrape.run.core.residency.counters
+    residency = scrape.run.core.residency
+    if not residency.knows_hits:  # the page cache does not tell
+        return {}
+    counters = residency.counters
     return {"hit": counters.hits + scrape.run.totals.standing_uses, "miss": counters.misses}
 
 

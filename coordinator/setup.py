@@ -11,22 +11,26 @@ from dataclasses import dataclass
 
 from compute_worker.arch import ModelSpec, resolve
 from coordinator.budget import MemoryPlan, OnlySequence
-from coordinator.config import Config, memory_plan
-from coordinator.config import resolve as config_resolved
+from coordinator.config import Config
 from coordinator.cores import CorePlan, plan_cores
 from coordinator.geometry import PoolGeometry, RangesOf
 from coordinator.machine import Machine
+from coordinator.page_cache_residency import PageCacheResidency
 from coordinator.policies import LayerLru, Lfu, Lru, Policy, PolicyGeometry, Slru, Static
 from coordinator.prefetch import Prefetch
 from coordinator.requests import Requests, Schedule
 from coordinator.residency import Residency
+from coordinator.resolve import memory_plan, spare_bytes
+from coordinator.resolve import resolve as resolve_config
 from coordinator.state import Core
 from coordinator.trace_file import TraceWriter, create_trace, trace_header
 from coordinator.usage import UsageCounts, fresh_usage, read_usage
 from io_worker.model_file import Model, open_model
 from io_worker.probe import ReaderChoice, choose_reader
 from io_worker.reader import ModelFile, close_files, open_files
+from io_worker.reader_trial import Workload
 from io_worker.slabs import SlabTable
+from shm.mapped_files import file_starts
 from shm.pool import ALIGNMENT
 
 N_STATIC_SPARE_SLOTS_PER_ACTIVE = 2  # slots that `static` leaves to move in, per expert used
@@ -49,10 +53,12 @@ class Setup:
     @property
     def reads_in_flight(self) -> int:
         """Reads at once over all readers: what arms of a comparison must have in common."""
-        config = self.config
-        if config.io_workers:
-            return config.io_workers * config.queue_depth
-        return max(1, config.io_threads)
+        return _reads_in_flight(self.config)
+
+    @property
+    def maps_files(self) -> bool:
+        """Whether a process dies of a page of a model file that is not there any more."""
+        return not self.config.has_pool or self.config.dense == "mapped"
 
     @property
     def reader_credit(self) -> int:
@@ -70,18 +76,28 @@ class Setup:
         elif config.io_threads:
             mode = f"{config.io_threads} reading thread(s) in the compute process"
         else:
-            mode = "compute reads inline"
+            mode = "compute faults" if config.only_faults else "compute reads inline"
         lines = [
             f"model: {config.model.name} ({self.spec.arch}, {self.spec.n_layers} layers, "
             f"{self.spec.n_active} of {self.spec.n_experts} experts per token)",
             f"mode: {mode}; reader {self.reader.name} ({self.reader.reason}); "
-            f"policy {config.policy}; numerics {config.numerics}; "
+            f"{self._cache()}; numerics {config.numerics}; "
             f"{config.compute_threads} compute thread(s)",
             self.plan.describe(),
         ]
         if self.cores is not None:
             lines.append(self.cores.describe())
         return lines
+
+    def _cache(self) -> str:
+        """What keeps experts."""
+        if not self.config.has_pool:
+            return "the page cache keeps experts, the kernel decides which"
+        text = f"policy {self.config.policy}"
+        if self.reader.name == "buffered":
+            dropped = self.config.drop_cache == "yes"
+            text += f"; the page cache {'drops' if dropped else 'keeps'} what was read"
+        return text
 
 
 @contextlib.contextmanager
@@ -111,9 +127,10 @@ def _prepare(
     only: OnlySequence | None,
 ) -> Setup:
     plan = memory_plan(config, machine, spec, only)
-    config = config_resolved(config, machine, spec, only)
+    config = resolve_config(config, machine, spec, only)
     cores = plan_cores(config.core_plan, machine.cores) if config.pin_cores else None
-    reader = choose_reader(config.reader, files)
+    workload = Workload(spec.slabs, _reads_in_flight(config), spare_bytes(machine, plan))
+    reader = choose_reader(config.reader, files, workload)
     usage = fresh_usage(model.fingerprint, spec)
     if config.usage is not None:
         usage = read_usage(config.usage, usage)
@@ -125,8 +142,36 @@ def _prepare(
     return Setup(config, model, spec, files, plan, cores, reader, usage, trace)
 
 
+def _reads_in_flight(config: Config) -> int:
+    if config.io_workers:
+        return config.io_workers * config.queue_depth
+    if config.only_faults:  # every thread of the kernels may wait for a page
+        return config.compute_threads or 1
+    return max(1, config.io_threads)
+
+
 def build_core(setup: Setup, max_running: int = 1) -> Core:
     """The decision core of a run."""
+    residency: Residency | PageCacheResidency
+    residency = _in_pool(setup) if setup.config.has_pool else _in_page_cache(setup)
+    schedule = Schedule(setup.spec.n_layers, setup.plan.chunk_tokens, max_running)
+    return Core(residency, Requests(schedule), setup.trace.add if setup.trace else None)
+
+
+def _in_page_cache(setup: Setup) -> PageCacheResidency:
+    slabs, config = setup.spec.slabs, setup.config
+    class_of_layer = {layer.layer: 0 for layer in slabs.layers}
+    geometry = PoolGeometry([], [], class_of_layer, slabs.n_experts, _ranges_of(slabs), ALIGNMENT)
+    return PageCacheResidency(
+        geometry,
+        file_starts([file.size_bytes for file in setup.files]),
+        warms=not config.only_faults,
+        standing_grants=_may_stand(setup),
+        prefetch=Prefetch(config.prefetch),
+    )
+
+
+def _in_pool(setup: Setup) -> Residency:
     layout, slabs = setup.plan.layout, setup.spec.slabs
     class_of_layer = {
         layer.layer: slot_class
@@ -142,13 +187,17 @@ def build_core(setup: Setup, max_running: int = 1) -> Core:
     )
     slots_of_class = tuple(cls.n_slots for cls in layout.classes)
     policy = build_policy(setup, PolicyGeometry(class_of_layer, slots_of_class))
-    # counts and traces are made of `Need`s: standing grants send none
-    standing = setup.config.usage is None and setup.trace is None
-    schedule = Schedule(setup.spec.n_layers, setup.plan.chunk_tokens, max_running)
-    residency = Residency(
-        geometry, policy, standing_grants=standing, prefetch=Prefetch(setup.config.prefetch)
+    return Residency(
+        geometry,
+        policy,
+        standing_grants=_may_stand(setup),
+        prefetch=Prefetch(setup.config.prefetch),
     )
-    return Core(residency, Requests(schedule), setup.trace.add if setup.trace else None)
+
+
+def _may_stand(setup: Setup) -> bool:
+    """Counts and traces are made of `Need`s: standing grants send none."""
+    return setup.config.usage is None and setup.trace is None
 
 
 def build_policy(setup: Setup, geometry: PolicyGeometry) -> Policy:

@@ -22,6 +22,7 @@ from coordinator.actions import Action, Deliver, Ended, StopWith, ToCompute, ToW
 from coordinator.command_line import parse
 from coordinator.commands import EvalCommand
 from coordinator.config import Config
+from coordinator.disk_use import DiskUse, DiskUseTotals
 from coordinator.engine import COMPUTE, EXIT_MODEL, EngineError
 from coordinator.runner import RequestListener, Runner
 from coordinator.setup import Setup, build_core
@@ -40,7 +41,7 @@ from coordinator.state import (
 from coordinator.terminal import Terminal
 from io_worker.read_queue import ReadQueue
 from io_worker.reader import change_of
-from io_worker.slab_reader import SlabReader
+from io_worker.slab_reader import reader_named
 from shm.messages import Cancel, Finished, Progress, Step, Submit
 from shm.pool import PoolMapping, create_pool
 
@@ -131,7 +132,7 @@ class SingleRunner:
         signals: Signals,
         link: CoreLink,
         assembled: Assembled,
-        pool_fd: int,
+        pool_fd: int | None,
     ) -> None:
         self.setup = setup
         self.terminal = terminal
@@ -141,11 +142,17 @@ class SingleRunner:
         self._assembled = assembled
         self._pool_fd = pool_fd
         self._next_account = 0.0
+        self._disk_use = DiskUseTotals()
+        self._disk_use.begin(os.getpid())
 
     @property
     def core(self) -> Core:
         """See `Runner`."""
         return self._link.core
+
+    def disk_use(self) -> DiskUse:
+        """See `Runner`."""
+        return self._disk_use.look()
 
     def run(self, request: NewRequest, listener: RequestListener) -> None:
         """See `Runner`."""
@@ -230,9 +237,12 @@ def running(
     if setup.cores is not None:
         os.sched_setaffinity(0, setup.cores.compute)
     settings: ComputeSettings = compute_settings(setup, keep_fd, max_running=1)
-    pool_fd = create_pool(setup.plan.layout)
-    pool = PoolMapping(pool_fd, setup.plan.layout, writable=True)
-    reader = SlabReader(setup.files, pool.view, setup.reader.name, drop_cache=True)
+    pool_fd = pool = None
+    if setup.config.has_pool:
+        pool_fd = create_pool(setup.plan.layout)
+        pool = PoolMapping(pool_fd, setup.plan.layout, writable=True)
+    drop_cache = setup.config.drop_cache == "yes"
+    reader = reader_named(setup.reader.name, setup.files, pool, drop_cache=drop_cache)
     queue = ReadQueue(setup.config.io_threads, reader, pool)
     core = build_core(setup)
     link = CoreLink(core, queue, signals, terminal)

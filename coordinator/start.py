@@ -27,11 +27,13 @@ def started(
     config = setup.config
     check_open_files(1 + config.io_workers, len(setup.files))
     with contextlib.ExitStack() as stack:
-        pool_fd = create_pool(setup.plan.layout)
-        stack.callback(os.close, pool_fd)
-        read_only_fd = read_only(pool_fd)
-        stack.callback(os.close, read_only_fd)
-        compute_reads = config.io_workers == 0
+        pool_fd = read_only_fd = None
+        if config.has_pool:
+            pool_fd = create_pool(setup.plan.layout)
+            stack.callback(os.close, pool_fd)
+            read_only_fd = read_only(pool_fd)
+            stack.callback(os.close, read_only_fd)
+        compute_reads = config.io_workers == 0 and not config.only_faults
         compute = ChildSpec(
             name=COMPUTE,
             module="compute_worker",
@@ -42,8 +44,9 @@ def started(
             other_fds=(keep_fd,) if keep_fd is not None else (),
             settings=encode_compute(compute_settings(setup, keep_fd, max_running)),
         )
+        drop_cache = config.drop_cache == "yes"
         io_settings = encode_io(
-            IoSettings(setup.files, setup.reader.name, config.queue_depth, drop_cache=True)
+            IoSettings(setup.files, setup.reader.name, config.queue_depth, drop_cache)
         )
         workers = [
             ChildSpec(
@@ -66,6 +69,7 @@ def started(
             setup.files,
             listener,
             compute_reads=compute_reads,
+            maps_files=setup.maps_files,
         )
         yield stack.enter_context(engine)
 
@@ -74,8 +78,9 @@ def compute_settings(setup: Setup, keep_fd: int | None, max_running: int) -> Com
     """What the compute worker is told."""
     config = setup.config
     local = None
-    if config.io_workers == 0:
-        local = LocalReads(setup.reader.name, config.io_threads, drop_cache=True)
+    if config.io_workers == 0 and not config.only_faults:
+        drop_cache = config.drop_cache == "yes"
+        local = LocalReads(setup.reader.name, config.io_threads, drop_cache)
     blocks_per_sequence = -(-setup.plan.context_tokens // 64)
     return ComputeSettings(
         spec=setup.spec,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coordinator.actions import Action, RequestsFailed
+from coordinator.page_cache_residency import PageCacheResidency
 from coordinator.requests import Requests
 from coordinator.residency import Residency
 from shm.messages import Need, ReadFailed, Release, SlabsReady, StepDone, Submit
@@ -94,7 +95,7 @@ class Core:
 
     def __init__(
         self,
-        residency: Residency,
+        residency: Residency | PageCacheResidency,
         requests: Requests,
         on_need: Callable[[Need], None] | None = None,
     ) -> None:

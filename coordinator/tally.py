@@ -5,7 +5,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.geometry import ExpertCounters
+from coordinator.disk_use import DiskUse
+from coordinator.page_cache_residency import PageCacheResidency
 from coordinator.residency import Residency
 from coordinator.setup import Setup
 from shm.messages import StepDone
@@ -83,10 +84,15 @@ class Tally:
         return total_ns / 1e9 / max(1, self.n_decode_steps)
 
 
-def record(tally: Tally, residency: Residency, setup: Setup, peak_bytes: int) -> dict[str, Any]:
+def record(
+    tally: Tally,
+    residency: Residency | PageCacheResidency,
+    setup: Setup,
+    peak_bytes: int,
+    disk_use: DiskUse,
+) -> dict[str, Any]:
     """The measured half of the JSON of a run."""
-    counters, prefetch = residency.counters, residency.prefetch
-    hits = counters.hits + tally.standing_uses
+    prefetch = residency.prefetch
     return {
         "timings": {
             "first_token_s": round(tally.prompt_seconds, 6),
@@ -100,14 +106,7 @@ def record(tally: Tally, residency: Residency, setup: Setup, peak_bytes: int) ->
             "started_monotonic_s": round(tally.started, 6),
             "token_s": [round(seconds, 6) for seconds in tally.token_seconds],
         },
-        "experts": {
-            "requests": counters.requests + tally.standing_uses,
-            "hits": hits,
-            "misses": counters.misses,
-            "bytes_read": counters.bytes_read,
-            "bytes_over_read": counters.bytes_over_read,
-            "evictions": counters.evictions,
-        },
+        "experts": _experts(tally, residency, disk_use),
         "prefetch": {
             "phase": prefetch.phase.value,
             **dataclasses.asdict(prefetch.counters),
@@ -122,21 +121,44 @@ def record(tally: Tally, residency: Residency, setup: Setup, peak_bytes: int) ->
         "faults": {
             "major": round(tally.major_faults / max(1, tally.n_decode_steps), 3),
             "minor": round(tally.minor_faults / max(1, tally.n_decode_steps), 3),
+            "of_all_processes": {"major": disk_use.major_faults, "minor": disk_use.minor_faults},
         },
     }
 
 
-def summary(tally: Tally, counters: ExpertCounters) -> str:
-    """The one line at the end of a run."""
-    hits = counters.hits + tally.standing_uses
+def _experts(
+    tally: Tally, residency: Residency | PageCacheResidency, disk_use: DiskUse
+) -> dict[str, int | None]:
+    """Where the page cache is the only cache, the kernel knows hits and misses and we do not."""
+    counters = residency.counters
     requests = counters.requests + tally.standing_uses
+    if not residency.knows_hits:
+        unknown = dict.fromkeys(("hits", "misses", "bytes_over_read", "evictions"))
+        return {"requests": requests, **unknown, "bytes_read": disk_use.bytes_read}
+    return {
+        "requests": requests,
+        "hits": counters.hits + tally.standing_uses,
+        "misses": counters.misses,
+        "bytes_read": counters.bytes_read,
+        "bytes_over_read": counters.bytes_over_read,
+        "evictions": counters.evictions,
+    }
+
+
+def summary(tally: Tally, residency: Residency | PageCacheResidency, disk_use: DiskUse) -> str:
+    """The one line at the end of a run."""
+    experts = _experts(tally, residency, disk_use)
     n_all = tally.n_prompt + tally.n_tokens
+    cache = f"{tally.major_faults / max(1, tally.n_decode_steps):.1f} major page faults per token"
+    if experts["hits"] is not None:
+        share = 100 * experts["hits"] / max(1, experts["requests"] or 0)
+        cache = f"hit rate {share:.1f} % ({experts['misses']} misses)"
     parts = [
         f"{tally.n_tokens} tokens",
         f"{tally.decode_tokens_per_second:.1f} tokens/s",
         f"first token after {tally.prompt_seconds:.2f} s",
-        f"hit rate {100 * hits / max(1, requests):.1f} % ({counters.misses} misses)",
-        f"{counters.bytes_read / MiB / max(1, n_all):.2f} MiB read per token",
+        cache,
+        f"{(experts['bytes_read'] or 0) / MiB / max(1, n_all):.2f} MiB read per token",
         f"per token {1e3 * tally.per_token(tally.compute_ns):.1f} ms compute, "
         f"{1e3 * tally.per_token(tally.wait_disk_ns):.1f} ms disk, "
         f"{1e3 * tally.per_token(tally.coordination_ns):.2f} ms coordination",

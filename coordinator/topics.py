@@ -19,6 +19,7 @@ memory: one budget for everything
   --kv-type f16       how the memory of the text is kept: f32, f16, or q8_0, the smallest
   --chunk 256         prompt tokens that are computed together: more is faster and takes more
   --mlock off         do not ask the system to keep the weights out of swap
+  --dense mapped      leave the dense weights to the page cache, to see what that costs
 
 The dense weights, which every token needs, are read once and stay. Experts come and go through the
 pool; the more of them it holds, the fewer are read. One token touches some experts in every layer;
@@ -53,16 +54,27 @@ a reader that mostly waits for the disk costs compute little, one that copies ma
 READERS = """\
 readers: how experts come from the disk
 
+into the pool, where they stay as the policy says
   --reader direct     past the page cache, straight into the pool: almost no CPU time, and nothing
                       is held in memory twice
-  --reader buffered   through the page cache: a second cache for free where memory is left over,
-                      paid with half a CPU second or more per GB
-  --reader auto       tries direct at the size of an expert and falls back to buffered where the
-                      file system refuses; the first lines of a run say what was chosen, and why
+  --reader buffered   through the page cache, paid with half a CPU second or more per GB;
+                      --drop-cache no keeps a second cache there, yes does not
+  --reader auto       direct where the file system takes it, unless buffered reads are much faster,
+                      or most of the model is in the page cache and may stay there; it tries for
+                      0.4 s, and the first lines of a run say what was chosen, and why
+
+left in the page cache, where the kernel decides what stays: there is no pool, and --pool and
+--policy are refused. --memory bounds everything but the page cache
+  --reader willneed   the kernel is asked for an expert's pages and fetches them by itself
+  --reader populate   an I/O worker has them fetched by one call and waits for it
+  --reader mmap       an I/O worker touches every page, one page at a time; with --io-workers 0
+                      nobody does, and compute takes the page faults: what a program without any
+                      care for its reads gets
 
   --queue-depth 4     reads in flight per I/O worker; most solid-state disks are at their best from
                       two on
   --io-workers 1      processes that read; one is enough for most disks
+  --read-unit layer   a miss reads all experts of its layer, to see what reading them singly gains
 
 A file system that refuses direct reads later, in the middle of a run, is no fault: that read and
 all after it go through the page cache. A model file that is written to while it is used ends the

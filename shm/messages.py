@@ -136,7 +136,8 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where an expert lies: byte offsets of its three matrices in a region (0 = the pool)."""
+    """Where an expert lies: byte offsets of its three matrices in a region. Region 0 is the pool,
+    1..n are the mapped model files (see `mapped_files`), where the lease means nothing."""
 
     expert: int
     lease: SlotLease

@@ -1,8 +1,11 @@
+from typing import Any
+
 import pytest
 
 from coordinator.combinations import combined, flag_name
 from coordinator.config import Config
 from coordinator.flag_values import ConfigError
+from coordinator.sizes import PoolSize
 
 CORES = (0, 1)
 
@@ -29,6 +32,65 @@ def test_a_core_plan_pins_and_is_checked_against_these_cores() -> None:
 def test_one_core_is_enough() -> None:
     for plan in (None, "shared", "split", "last"):
         assert combined(Config(pin_cores=True, core_plan=plan), frozenset(), (5,)).pin_cores
+
+
+PAGE_CACHE_READERS = ("mmap", "willneed", "populate")
+
+
+@pytest.mark.parametrize("reader", PAGE_CACHE_READERS)
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"pool": PoolSize(share=0.5)},
+        {"policy": "auto"},
+        {"drop_cache": "yes"},
+        {"read_unit": "expert"},
+    ],
+    ids=lambda wish: next(iter(wish)),
+)
+def test_the_page_cache_takes_no_orders(reader: str, wish: dict[str, Any]) -> None:
+    (name,) = wish
+    with pytest.raises(ConfigError, match=f"{flag_name(name)}: .* found --reader {reader}"):
+        combined(Config(reader=reader, **wish), frozenset({"reader", name}), CORES)
+    assert combined(Config(reader=reader), frozenset({"reader"}), CORES).reader == reader
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"queue_depth": 4}, "--queue-depth: expected 1 with --reader mmap"),
+        ({"io_threads": 2}, "--io-threads: expected 1 with --reader mmap"),
+        ({"io_workers": 0, "prefetch": "router"}, "--prefetch: expected something that reads"),
+        ({"single_process": True, "prefetch": "router"}, "--prefetch: expected something"),
+        ({"queue_depth": 1}, None),
+        ({"io_threads": 1, "prefetch": "router"}, None),
+        ({"io_workers": 0}, None),
+        ({"io_workers": 3, "prefetch": "previous-token"}, None),
+    ],
+)
+def test_touching_is_one_page_at_a_time(settings: dict[str, Any], problem: str | None) -> None:
+    config, given = Config(reader="mmap", **settings), frozenset({"reader", *settings})
+    if problem is not None:
+        with pytest.raises(ConfigError, match=problem):
+            combined(config, given, CORES)
+    else:
+        assert combined(config, given, CORES).queue_depth == 1
+
+
+def test_who_faults_and_who_has_a_pool() -> None:
+    assert Config(reader="mmap", io_workers=0).only_faults
+    assert not Config(reader="mmap", io_workers=0, io_threads=1).only_faults
+    assert not Config(reader="willneed", io_workers=0).only_faults
+    assert not Config(io_workers=0).only_faults
+    assert [Config(reader=r).has_pool for r in ("auto", "direct", "buffered")] == [True] * 3
+    assert not any(Config(reader=reader).has_pool for reader in PAGE_CACHE_READERS)
+
+
+def test_mapped_weights_cannot_be_locked() -> None:
+    given = frozenset({"dense", "mlock"})
+    with pytest.raises(ConfigError, match=r"--mlock: .* --dense mapped"):
+        combined(Config(dense="mapped", mlock="require"), given, CORES)
+    assert combined(Config(dense="mapped"), given, CORES).dense == "mapped"
 
 
 def test_flag_names() -> None:
