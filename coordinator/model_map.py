@@ -24,6 +24,7 @@ from coordinator.slot_classes import smallest_pool_bytes, whole_pool_bytes
 from io_worker.ggml_types import GGML_TYPES
 from io_worker.gguf_header import TensorInfo
 from io_worker.model_file import open_model
+from io_worker.slabs import LayerSlabs
 from shm.pool import ALIGNMENT
 
 MIN_BAR_CELLS, MAX_BAR_CELLS = 8, 40
@@ -59,7 +60,8 @@ class ModelMap:
     output_bytes: int  # 0: tied to the embedding
     experts_bytes: int
     active_experts_bytes: int  # the token cycle
-    pages_per_expert: float
+    pages_per_expert: float  # that its bytes would fill
+    pages_touched_per_expert: float  # that hold a byte of it: its ranges begin and end anywhere
     smallest_pool_bytes: int
     whole_pool_bytes: int
     layers: tuple[LayerMap, ...]
@@ -142,6 +144,7 @@ def model_map(name: str, file_bytes: int, spec: ModelSpec) -> ModelMap:
         experts_bytes=spec.slabs.total_bytes,
         active_experts_bytes=token_cycle_bytes(spec),
         pages_per_expert=sum(x.slab_bytes for x in slabs) / len(slabs) / ALIGNMENT,
+        pages_touched_per_expert=_pages_touched(slabs, spec.n_experts),
         smallest_pool_bytes=smallest_pool_bytes(spec.slabs),
         whole_pool_bytes=whole_pool_bytes(spec.slabs),
         layers=tuple(
@@ -155,6 +158,11 @@ def model_map(name: str, file_bytes: int, spec: ModelSpec) -> ModelMap:
             for layer in slabs
         ),
     )
+
+
+def _pages_touched(slabs: Sequence[LayerSlabs], n_experts: int) -> float:
+    pages = sum(layer.pages(expert) for layer in slabs for expert in range(n_experts))
+    return pages / (len(slabs) * n_experts)
 
 
 def _sum(*tensors: TensorInfo | None) -> int:
@@ -222,8 +230,12 @@ def _print_bars(console: Console, title: str, bars: Sequence[Bar], full: int) ->
 def _summary(parts: ModelMap) -> Iterator[str]:
     yield (
         f"all / active: {parts.all_by_active:.1f}   "
-        f"token cycle: {format_size(parts.active_experts_bytes)}   "
-        f"pages per expert: {parts.pages_per_expert:.0f}"
+        f"token cycle: {format_size(parts.active_experts_bytes)}"
+    )
+    more = parts.pages_touched_per_expert / parts.pages_per_expert - 1
+    yield (
+        f"pages per expert: touched {parts.pages_touched_per_expert:.1f}, filled "
+        f"{parts.pages_per_expert:.1f}: reading past the page cache moves {more:.1%} more"
     )
     yield (
         f"pool: smallest {format_size(parts.smallest_pool_bytes)}, for every expert "

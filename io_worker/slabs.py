@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from io_worker.ggml_types import GGML_TYPES, WEIGHT_TYPES
 from io_worker.gguf_header import ModelFormatError, TensorInfo
 from io_worker.model_file import Model
+from shm.pool import ALIGNMENT
 
 MAX_EXPERTS = 4096
 _ROLES = ("gate", "up", "down")
@@ -76,6 +77,13 @@ class LayerSlabs:
     def ranges(self, expert: int) -> tuple[SlabRange, SlabRange, SlabRange]:
         """The ranges of gate, up and down of `expert`."""
         return (self.gate.range_of(expert), self.up.range_of(expert), self.down.range_of(expert))
+
+    def pages(self, expert: int) -> int:
+        """Pages of the file that hold a byte of `expert`: what faults and direct reads move."""
+        return sum(
+            (found.offset + found.n_bytes - 1) // ALIGNMENT - found.offset // ALIGNMENT + 1
+            for found in self.ranges(expert)
+        )
 
 
 @dataclass(frozen=True, slots=True)

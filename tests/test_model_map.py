@@ -55,6 +55,8 @@ def test_json_of_the_shipped_model() -> None:
     assert found["layers"][0]["types"] == ["Q4_K", "Q4_K", "Q6_K"]
     assert found["active_experts_bytes"] == sum(2 * x["slab_bytes"] for x in found["layers"])
     assert found["dense_bytes"] + found["experts_bytes"] <= found["file_bytes"]
+    assert found["pages_per_expert"] < found["pages_touched_per_expert"]
+    assert found["pages_touched_per_expert"] < found["pages_per_expert"] + 2 * 3
     assert found["smallest_pool_bytes"] < found["whole_pool_bytes"]
 
 
@@ -67,6 +69,7 @@ def test_bars_are_in_proportion_and_plain_where_there_is_no_terminal() -> None:
     assert lines["0"].count("█") == 40
     assert "16 x 124 KiB, Q4_K Q4_K Q6_K" in lines["0"]
     assert "token cycle: 1.82 MiB" in text
+    assert "pages per expert: touched 32.1, filled 29.1: " in text
     assert "█" not in printed(MapCommand(), "ascii")
     assert "####" in printed(MapCommand(), "ascii")
 

@@ -43,6 +43,17 @@ def test_every_range_holds_its_expert(tmp_path: Path, arch: str) -> None:
                 assert content[place.offset : place.offset + place.n_bytes] == expected
 
 
+@pytest.mark.parametrize(
+    ("offset", "n_bytes", "pages"), [(0, 4096, 3), (32, 4096, 6), (4095, 1, 3), (4095, 2, 6)]
+)
+def test_pages_that_an_expert_touches(offset: int, n_bytes: int, pages: int) -> None:
+    part = ExpertTensor(0, offset, n_bytes, 0, 1, 1)
+    layer = LayerSlabs(0, part, part, part)
+    assert layer.pages(0) == pages
+    everything = sum(layer.pages(expert) for expert in range(4096))
+    assert everything >= 3 * n_bytes  # neighbours share a page
+
+
 def test_sizes_and_types_of_layers_may_differ(tmp_path: Path) -> None:
     path = tiny_model(
         tmp_path / "m.gguf", n_layers=3, expert_types=MIXED, width=256, expert_width=512
