@@ -53,4 +53,20 @@ class StopWith:
     text: str
 
 
-Action = ToCompute | ToWorker | Deliver | RequestsFailed | Ended | StopWith
+@dataclass(frozen=True, slots=True)
+class PunchSlots:
+    """Give the memory of these slots back to the system. Nobody uses them."""
+
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreSlots:
+    """Give these slots memory again, before the next read into one."""
+
+    slots: tuple[int, ...]
+
+
+Action = (
+    ToCompute | ToWorker | Deliver | RequestsFailed | Ended | StopWith | PunchSlots | RestoreSlots
+)

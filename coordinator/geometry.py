@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from coordinator.slots import Slot
-from shm.messages import Location, ReadRange, SlabRead
+from shm.messages import Location, ReadRange, SlabRead, SlabsReady
 
 RangesOf = Callable[[int, int], tuple[tuple[int, int, int], ...]]  # (layer, expert) -> file ranges
 
@@ -21,12 +21,17 @@ class PoolGeometry:
     ranges_of: RangesOf  # three (file, offset, bytes)
     alignment: int
 
-    def share_of_layers(self) -> dict[int, int]:
+    @property
+    def slots_of_class(self) -> tuple[int, ...]:
+        """Slots of each class, by class."""
+        n_slots = Counter(self.class_of_slots)
+        return tuple(n_slots[slot_class] for slot_class in range(len(n_slots)))
+
+    def share_of_layers(self, slots_of_class: Sequence[int]) -> dict[int, int]:
         """Slots of each layer if its class were divided evenly; at least the smallest legal 2."""
         n_layers = Counter(self.class_of_layer.values())
-        n_slots = Counter(self.class_of_slots)
         return {
-            layer: max(2, n_slots[slot_class] // n_layers[slot_class])
+            layer: max(2, slots_of_class[slot_class] // n_layers[slot_class])
             for layer, slot_class in self.class_of_layer.items()
         }
 
@@ -79,3 +84,10 @@ class ExpertCounters:
     bytes_read: int = 0
     bytes_over_read: int = 0
     read_ns: int = 0
+
+    def add_read(self, ready: SlabsReady) -> None:
+        """One more slab came from a reader."""
+        self.reads += 1
+        self.bytes_read += ready.bytes_read
+        self.bytes_over_read += ready.bytes_over_read
+        self.read_ns += ready.stop_ns - ready.start_ns

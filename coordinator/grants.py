@@ -4,8 +4,10 @@ Part of the decision core. A layer stands when its class has a slot for every ex
 there: nothing of it is ever evicted, so it is granted as a whole once and needs no message after.
 """
 
+from collections.abc import Sequence
+
 from coordinator.geometry import PoolGeometry
-from coordinator.slots import Slot, SlotState, SlotTable
+from coordinator.slots import Key, Slot, SlotState, SlotTable
 from shm.messages import Grant, Location, ReadSpan
 
 
@@ -17,11 +19,9 @@ class Grants:
         self._slots = slots
         self._locations: dict[int, Location] = {}  # by slot: a hit costs a look-up
         self._standing: set[int] = set()
-        self._may_stand = {
-            layer
-            for layer, share in geometry.share_of_layers().items()
-            if standing and share >= geometry.n_experts
-        }
+        self._stands_when_whole = standing
+        self._may_stand: set[int] = set()
+        self.resize(geometry.slots_of_class)
 
     def note_ready(self, slot: Slot) -> None:
         """A slab lies in its slot now."""
@@ -41,12 +41,26 @@ class Grants:
         """One expert that a layer waited for."""
         return Grant(layer, self._locations_of([slot]), (span,), n_waiting, False)
 
-    def revoke(self, layers: set[int]) -> tuple[int, ...]:
-        """These layers may not stand any more; returns those that did."""
-        gone = tuple(sorted(self._standing & layers))
-        self._standing -= layers
-        self._may_stand -= layers
-        return gone
+    def resize(self, slots_of_class: Sequence[int]) -> tuple[int, ...]:
+        """Classes have so many slots from now on; returns the layers whose standing grant ends."""
+        shares = self._geometry.share_of_layers(slots_of_class)
+        self._may_stand = {
+            layer
+            for layer, share in shares.items()
+            if self._stands_when_whole and share >= self._geometry.n_experts
+        }
+        gone = self._standing - self._may_stand
+        self._standing -= gone
+        return tuple(sorted(gone))
+
+    def lacking(self) -> list[Key]:
+        """Experts that layers miss so that they could stand."""
+        return [
+            (layer, expert)
+            for layer in sorted(self._may_stand - self._standing)
+            for expert in range(self._geometry.n_experts)
+            if self._slots.find((layer, expert)) is None
+        ]
 
     def forget_standing(self) -> None:
         """Compute is gone, and what it was granted with it."""

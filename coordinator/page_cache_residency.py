@@ -207,6 +207,10 @@ class PageCacheResidency:
         """See `Residency`. Nothing of ours has to move."""
         return []
 
+    def resize(self, slots_of_class: tuple[int, ...], *, is_stepping: bool) -> list[Action]:
+        """The kernel takes back what it needs."""
+        return []
+
     def preload(self, keys: Sequence[Key]) -> list[Action]:
         """See `Residency`. The kernel decides what stays: nothing is read ahead of time."""
         return []

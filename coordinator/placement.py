@@ -6,11 +6,12 @@ an expert that will follow another into its slot counts as resident from the mom
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from coordinator.geometry import PoolGeometry
 from coordinator.policies import Key, Policy
 from coordinator.slots import Slot, SlotState, SlotTable
+from shm.messages import SlotLease
 
 Queues = dict[int, deque[int]]  # slot -> experts of the layer that will follow into it, in order
 
@@ -22,8 +23,9 @@ class Placement:
         self.slots = SlotTable(geometry.class_of_slots)
         self._evicted: list[Key] = []
         self._policy = policy
+        self._geometry = geometry
         self._class_of_layer = geometry.class_of_layer
-        self._share_of_layer = geometry.share_of_layers()
+        self._share_of_layer = geometry.share_of_layers(geometry.slots_of_class)
 
     def touch(self, key: Key, now: int) -> None:
         """A step uses the expert; `now` counts `Need`s."""
@@ -48,6 +50,14 @@ class Placement:
     def lease(self, slot: Slot, key: Key, now: int) -> Slot:
         """Begin to fill a slot with the key."""
         self._replace(self.slots.lease(slot, key), key, now)
+        return slot
+
+    def lease_again(self, lease: SlotLease) -> Slot:
+        """Who filled this slot is dead: it is filled with the same key anew."""
+        slot = self.slots.slots[lease.slot]
+        if slot.state is SlotState.LOADING:
+            self.slots.condemn(slot)
+        self.slots.lease_again(slot)
         return slot
 
     def follow(self, layer: int, waiting: list[int], holders: list[Slot], now: int) -> Queues:
@@ -92,6 +102,30 @@ class Placement:
         if slot.key is not None:
             self._policy.forget(slot.key)
         self.slots.drop(slot)
+
+    def resize(self, slots_of_class: tuple[int, ...], now: int) -> None:
+        """Classes have so many slots from now on."""
+        self._share_of_layer = self._geometry.share_of_layers(slots_of_class)
+        self._policy.resize(slots_of_class, now)
+
+    def give_up(self, slot_class: int, layers_in_use: Set[int]) -> Slot | None:
+        """Free a slot of a class, if none is free that of a victim; None when all are in use.
+
+        Nothing of `layers_in_use` goes: compute uses them without telling.
+        """
+        slot = self.slots.take_free(slot_class)
+        if slot is not None:
+            return slot
+        layers = [layer for layer, own in self._class_of_layer.items() if own == slot_class]
+        fullest = max(layers, key=lambda layer: (self.slots.n_of_layer(layer), layer))
+        victim = self._policy.victim(
+            (fullest, 0), lambda key: key[0] in layers_in_use or self._is_locked(key)
+        )
+        slot = self.slots.find(victim) if victim is not None else None
+        if slot is not None and slot.key is not None:
+            self._evicted.append(slot.key)
+            self.drop(slot)
+        return slot
 
     def _replace(self, evicted: Key | None, key: Key, now: int) -> None:
         if evicted is not None:

@@ -28,7 +28,7 @@ class PolicyGeometry:
     """What a policy may know of the pool: class of each layer, and slots of each class."""
 
     class_of_layer: Mapping[int, int]
-    slots_of_class: tuple[int, ...]
+    slots_of_class: tuple[int, ...]  # when the run begins; `resize` tells of changes
 
     def layers_of_class(self, slot_class: int) -> int:
         """Number of layers that share the class."""
@@ -51,6 +51,9 @@ class Policy(Protocol):
 
     def victim(self, key: Key, is_locked: IsLocked) -> Key | None:
         """Whom to evict so that `key` can come in; None when all of its class are locked."""
+
+    def resize(self, slots_of_class: tuple[int, ...], now: int) -> None:
+        """Classes have so many slots from now on, more or fewer than before."""
 
 
 class Lru:
@@ -82,6 +85,9 @@ class Lru:
         """See `Policy`."""
         return _first_free(self._of(key), is_locked)
 
+    def resize(self, slots_of_class: tuple[int, ...], now: int) -> None:
+        """See `Policy`. Order does not depend on size."""
+
 
 class LayerLru:
     """Least recently used within the layer, once the layer holds its equal share of the class.
@@ -92,6 +98,7 @@ class LayerLru:
 
     def __init__(self, geometry: PolicyGeometry) -> None:
         self._geometry = geometry
+        self._slots_of_class = geometry.slots_of_class
         self.hot: frozenset[Key] = frozenset()
         self._order: dict[int, OrderedDict[Key, None]] = {
             layer: OrderedDict() for layer in geometry.class_of_layer
@@ -114,9 +121,7 @@ class LayerLru:
     def victim(self, key: Key, is_locked: IsLocked) -> Key | None:
         """See `Policy`."""
         slot_class = self._geometry.class_of_layer[key[0]]
-        share = self._geometry.slots_of_class[slot_class] / self._geometry.layers_of_class(
-            slot_class
-        )
+        share = self._slots_of_class[slot_class] / self._geometry.layers_of_class(slot_class)
         if len(self._order[key[0]]) >= share:
             own = _first_free(self._order[key[0]], is_locked)
             if own is not None:
@@ -129,6 +134,10 @@ class LayerLru:
             if other is not None:
                 return other
         return None
+
+    def resize(self, slots_of_class: tuple[int, ...], now: int) -> None:
+        """See `Policy`."""
+        self._slots_of_class = slots_of_class
 
 
 @dataclass(slots=True)
@@ -189,6 +198,9 @@ class Lfu:
             heapq.heappush(ranked.heap, item)
         return chosen
 
+    def resize(self, slots_of_class: tuple[int, ...], now: int) -> None:
+        """See `Policy`. Order does not depend on size."""
+
     def _rank(self, ranked: _Ranked, key: Key, now: int) -> None:
         # ties go to the older use, then to the smaller key, so that the order is total
         entry = (self._score.get(key, -math.inf), now)
@@ -208,6 +220,7 @@ class Slru:
 
     def __init__(self, geometry: PolicyGeometry) -> None:
         self._geometry = geometry
+        self._slots_of_class = geometry.slots_of_class
         self.hot: frozenset[Key] = frozenset()
         self._probation: list[OrderedDict[Key, None]] = [
             OrderedDict() for _ in geometry.slots_of_class
@@ -225,7 +238,7 @@ class Slru:
         elif key in probation:
             del probation[key]
             protected[key] = None
-            limit = SLRU_PROTECTED_SHARE * self._geometry.slots_of_class[slot_class]
+            limit = SLRU_PROTECTED_SHARE * self._slots_of_class[slot_class]
             while len(protected) > max(1, limit):
                 oldest, _ = protected.popitem(last=False)
                 probation[oldest] = None
@@ -246,48 +259,9 @@ class Slru:
         chosen = _first_free(self._probation[slot_class], is_locked)
         return chosen or _first_free(self._protected[slot_class], is_locked)
 
-
-class Static:
-    """A hot set that is never evicted while another key can go; the rest is least recently used.
-
-    The hot set is as many of the most used keys of each class as leave `n_spare_slots` to move in.
-    """
-
-    def __init__(
-        self, geometry: PolicyGeometry, usage: Mapping[Key, float], n_spare_slots: int
-    ) -> None:
-        self._rest = Lru(geometry)
-        self.hot: frozenset[Key] = _hot_set(geometry, usage, n_spare_slots)
-
-    def touch(self, key: Key, now: int) -> None:
-        """See `Policy`."""
-        self._rest.touch(key, now)
-
-    def admit(self, key: Key, now: int) -> None:
-        """See `Policy`."""
-        if key not in self.hot:
-            self._rest.admit(key, now)
-
-    def forget(self, key: Key) -> None:
-        """See `Policy`."""
-        self._rest.forget(key)
-
-    def victim(self, key: Key, is_locked: IsLocked) -> Key | None:
-        """See `Policy`."""
-        return self._rest.victim(key, is_locked)
-
-
-def _hot_set(
-    geometry: PolicyGeometry, usage: Mapping[Key, float], n_spare_slots: int
-) -> frozenset[Key]:
-    room = [max(0, slots - n_spare_slots) for slots in geometry.slots_of_class]
-    hot = []
-    for key in sorted(usage, key=lambda key: (-usage[key], key)):
-        slot_class = geometry.class_of_layer.get(key[0])
-        if slot_class is not None and room[slot_class] > 0:
-            room[slot_class] -= 1
-            hot.append(key)
-    return frozenset(hot)
+    def resize(self, slots_of_class: tuple[int, ...], now: int) -> None:
+        """See `Policy`. What is protected falls back with the next use."""
+        self._slots_of_class = slots_of_class
 
 
 def _first_free(order: Iterable[Key], is_locked: IsLocked) -> Key | None:

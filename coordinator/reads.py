@@ -35,6 +35,11 @@ class ReadDispatch:
         """Reads that some reader has and has not answered."""
         return sum(len(reader.reading) for reader in self._readers.values())
 
+    @property
+    def names(self) -> list[str]:
+        """The readers there are."""
+        return list(self._readers)
+
     def under_way(self, name: str) -> list[SlabRead]:
         """What one reader was told to read and has not answered."""
         return list(self._readers[name].reading.values()) if name in self._readers else []

@@ -22,6 +22,7 @@ from coordinator.placement import Placement
 from coordinator.policies import Key, Policy
 from coordinator.prefetch import Prefetch
 from coordinator.reads import ReadDispatch
+from coordinator.resizing import Resizing
 from coordinator.served_layer import ServedLayer
 from coordinator.slots import Slot, SlotState
 from shm.messages import (
@@ -30,7 +31,6 @@ from shm.messages import (
     Need,
     ReadFailed,
     ReadSpan,
-    Revoke,
     SlabsReady,
     SlotLease,
 )
@@ -62,6 +62,7 @@ class Residency:
         self._reads = ReadDispatch()
         self._layer: ServedLayer | None = None
         self._grants = Grants(geometry, self.slots, standing=standing_grants)
+        self.resizing = Resizing(geometry, self._placement, self._grants, self._reads)
 
     # Readers
 
@@ -78,14 +79,8 @@ class Residency:
 
     def worker_died(self, name: str) -> list[Action]:
         """The worker is dead and reaped: its slots are filled again by others."""
-        again = []
-        for read in self._reads.remove_reader(name):
-            slot = self.slots.slots[read.lease.slot]
-            if slot.state is SlotState.LOADING:
-                self.slots.condemn(slot)
-            self.slots.lease_again(slot)
-            again.append(self.geometry.read_of(slot))
-        self._reads.push_front(again)
+        again = [self._placement.lease_again(r.lease) for r in self._reads.remove_reader(name)]
+        self._reads.push_front([self.geometry.read_of(slot) for slot in again])
         return self._reads.dispatch()
 
     @property
@@ -194,11 +189,8 @@ class Residency:
                 continue  # its step was aborted since
             self.slots.unpin(slot)
             layer = self._layer
-            waiting = layer.takes_over.get(slot.number) if layer else None
-            if layer and waiting and slot.pins == 0:
-                expert = waiting.popleft()
-                layer.n_waiting -= 1
-                layer.missing.add(expert)
+            expert = layer.next_into(slot) if layer and slot.pins == 0 else None
+            if layer and expert is not None:
                 self._placement.take_over(slot, (layer.need.layer, expert))
                 self.slots.pin(slot)
                 self._reads.push([self.geometry.read_of(slot)])
@@ -212,10 +204,7 @@ class Residency:
             return []
         self.slots.ready(slot)
         self._grants.note_ready(slot)
-        self.counters.reads += 1
-        self.counters.bytes_read += ready.bytes_read
-        self.counters.bytes_over_read += ready.bytes_over_read
-        self.counters.read_ns += ready.stop_ns - ready.start_ns
+        self.counters.add_read(ready)
         assert slot.key is not None
         number, expert = slot.key
         layer = self._layer
@@ -260,30 +249,35 @@ class Residency:
     def end_layer(self, released: tuple[SlotLease, ...]) -> list[Action]:
         """The step is over: nothing of its last layer is needed any more."""
         self._release(released)
-        self._layer = None
-        return self._reads.dispatch()
+        return self._step_over()
 
     def abort_layer(self) -> list[Action]:
         """The step ended early: unpin all that its layer holds, forget what waits for a slot.
 
         Reads that are under way go on; their slots become ordinary residents.
         """
-        layer, self._layer = self._layer, None
-        if layer:
+        if layer := self._layer:
             self._placement.forget_followers(layer.need.layer, layer.takes_over, self.n_needs)
         for slot in self.slots.slots:
             slot.pins = 0
-        return self._reads.dispatch()
+        return self._step_over()
 
     def compute_died(self) -> list[Action]:
         """Nothing is granted any more; what is resident stays."""
         self._grants.forget_standing()
         return self.abort_layer()
 
-    def revoke_standing(self, layers: set[int]) -> list[Action]:
-        """End the standing grants of some layers. Only between steps."""
-        gone = self._grants.revoke(layers)
-        return [ToCompute(Revoke(gone))] if gone else []
+    def resize(self, slots_of_class: tuple[int, ...], *, is_stepping: bool) -> list[Action]:
+        """Use so many slots of each class from now on (see `resizing`)."""
+        actions = self.resizing.aim(slots_of_class, self.n_needs, is_stepping=is_stepping)
+        self._note_evictions()
+        return actions + self.preload(self._grants.lacking())
+
+    def _step_over(self) -> list[Action]:
+        self._layer = None
+        actions = self.resizing.step_over()
+        self._note_evictions()
+        return actions + self._reads.dispatch()
 
     def preload(self, keys: Sequence[Key]) -> list[Action]:
         """Read these into free slots before the first step, as far as free slots go."""
@@ -299,5 +293,6 @@ class Residency:
         """Invariants; raises AssertionError."""
         self.slots.check()
         self._reads.check()
+        self.resizing.check()
         n_loading = self.slots.count(SlotState.LOADING) + self.slots.count(SlotState.CONDEMNED)
         assert n_loading == self._reads.n_under_way + self._reads.n_queued

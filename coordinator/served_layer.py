@@ -3,15 +3,22 @@
 from dataclasses import dataclass, field
 
 from coordinator.placement import Queues
-from shm.messages import ExpertUse, Need
+from coordinator.slots import Slot
+from shm.messages import ExpertUse, Need, ReadSpan
+
+Arrival = tuple[Slot, ReadSpan]  # a slab that was read, and when
 
 
 @dataclass(slots=True)
 class ServedLayer:
-    """`missing` experts are being read; those in `takes_over` follow another into its slot."""
+    """`missing` experts are being read; those in `takes_over` follow another into its slot. `rest`
+    are read with them though nobody asked; then nothing that was read counts before all is there.
+    """
 
     need: Need
     missing: set[int] = field(default_factory=set)
+    rest: set[int] = field(default_factory=set)
+    held: list[Arrival] = field(default_factory=list)  # read, waiting for the rest
     takes_over: Queues = field(default_factory=dict)
     n_waiting: int = 0  # experts in `takes_over`
 
@@ -23,3 +30,30 @@ class ServedLayer:
     def uses_in_order(self) -> list[ExpertUse]:
         """Those that recent tokens use most come last: they stay longest."""
         return sorted(self.need.experts, key=lambda use: (use.n_recent_tokens, use.expert))
+
+    def arrived(self, slot: Slot, span: ReadSpan) -> list[Arrival]:
+        """A slab of this layer is there; returns what may be granted because of it."""
+        assert slot.key is not None
+        expert = slot.key[1]
+        if expert in self.missing:
+            self.missing.remove(expert)
+            self.held.append((slot, span))
+        return self.without(expert)
+
+    def without(self, expert: int) -> list[Arrival]:
+        """An expert that nobody asked for is there, or will never be."""
+        self.rest.discard(expert)
+        if self.rest:
+            return []
+        granted, self.held = self.held, []
+        return granted
+
+    def next_into(self, slot: Slot) -> int | None:
+        """The expert that takes over a slot which is free now; it is missing from here on."""
+        waiting = self.takes_over.get(slot.number)
+        if not waiting:
+            return None
+        expert = waiting.popleft()
+        self.n_waiting -= 1
+        self.missing.add(expert)
+        return expert

@@ -14,9 +14,10 @@ from coordinator.budget import MemoryPlan, OnlySequence
 from coordinator.config import Config
 from coordinator.cores import CorePlan, plan_cores
 from coordinator.geometry import PoolGeometry, RangesOf
+from coordinator.hot_set import Static
 from coordinator.machine import Machine
 from coordinator.page_cache_residency import PageCacheResidency
-from coordinator.policies import LayerLru, Lfu, Lru, Policy, PolicyGeometry, Slru, Static
+from coordinator.policies import LayerLru, Lfu, Lru, Policy, PolicyGeometry, Slru
 from coordinator.prefetch import Prefetch
 from coordinator.requests import Requests, Schedule
 from coordinator.residency import Residency

@@ -74,7 +74,10 @@ class SlotTable:
         self.slots = [Slot(number, slot_class) for number, slot_class in enumerate(class_of_slots)]
         self._of_key: dict[Key, Slot] = {}
         self._n_of_layer: Counter[int] = Counter()
-        self._free: list[list[int]] = [[] for _ in range(max(class_of_slots, default=-1) + 1)]
+        n_classes = max(class_of_slots, default=-1) + 1
+        self._free: list[list[int]] = [[] for _ in range(n_classes)]
+        self._retired: list[list[int]] = [[] for _ in range(n_classes)]
+        self._n_of_class = Counter(class_of_slots)
         for slot in reversed(self.slots):
             self._free[slot.slot_class].append(slot.number)
 
@@ -101,6 +104,10 @@ class SlotTable:
     def n_free(self, slot_class: int) -> int:
         """Free slots of a class."""
         return len(self._free[slot_class])
+
+    def usable_of_class(self) -> tuple[int, ...]:
+        """Slots of each class that are not retired."""
+        return tuple(self._n_of_class[c] - len(gone) for c, gone in enumerate(self._retired))
 
     def lease(self, slot: Slot, key: Key) -> Key | None:
         """Begin to fill a slot with a key; returns the key that was evicted from it."""
@@ -144,11 +151,15 @@ class SlotTable:
     def retire(self, slot: Slot) -> None:
         """Take a free slot out of use: its memory goes back to the system."""
         self._move(slot, "retire")
+        self._retired[slot.slot_class].append(slot.number)
 
-    def restore(self, slot: Slot) -> None:
-        """Put a retired slot back to use."""
+    def restore(self, slot_class: int) -> Slot:
+        """Put the slot of a class that was retired last back to use; there must be one."""
+        slot = self.slots[self._retired[slot_class][-1]]
         self._move(slot, "restore")
-        self._free[slot.slot_class].append(slot.number)
+        self._retired[slot_class].pop()
+        self._free[slot_class].append(slot.number)
+        return slot
 
     def pin(self, slot: Slot) -> None:
         """A step uses the slot."""
@@ -182,6 +193,7 @@ class SlotTable:
             assert has_key or slot.pins == 0, slot
         n_free = sum(len(free) for free in self._free)
         assert n_free == self.count(SlotState.FREE)
+        assert sum(len(gone) for gone in self._retired) == self.count(SlotState.RETIRED)
         assert sum(self._n_of_layer.values()) == len(self._of_key)
         assert len(self._of_key) == sum(1 for slot in self.slots if slot.key is not None)
 

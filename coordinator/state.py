@@ -84,9 +84,16 @@ class FromReader:
     message: Any
 
 
+@dataclass(frozen=True, slots=True)
+class PoolTarget:
+    """So many slots of each class may be in use from now on."""
+
+    slots_of_class: tuple[int, ...]
+
+
 Event = (
     NewRequest | EndRequest | Continue | ReaderReady | ReaderCondemned | ReaderDied
-    | ComputeDied | FromCompute | FromReader
+    | ComputeDied | FromCompute | FromReader | PoolTarget
 )  # fmt: skip
 
 
@@ -124,6 +131,9 @@ class Core:
                 return self.residency.worker_condemned(name)
             case ReaderDied(name):
                 return self.residency.worker_died(name)
+            case PoolTarget(slots_of_class):
+                is_stepping = self.requests.running_step is not None
+                return self.residency.resize(slots_of_class, is_stepping=is_stepping)
             case ComputeDied(text):
                 return self.residency.compute_died() + self.requests.compute_died(text)
         raise AssertionError(f"no rule for {event!r}")

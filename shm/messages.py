@@ -170,7 +170,8 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
-    """C -> X between steps: the standing grants of these layers end. Not answered."""
+    """C -> X: the standing grants of these layers end. A layer that is being computed may still be
+    using its own; before the next step nothing does. Not answered."""
 
     layers: tuple[int, ...]
 
@@ -214,6 +215,14 @@ class ReadSlabs:
     """C -> W: read these, in order. Each is answered by `SlabsReady` or `ReadFailed`."""
 
     reads: tuple[SlabRead, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsPunched:
+    """C -> W: the memory of these slots went back to the system: what a reader set up for writing
+    there (page table entries) is gone. Not answered."""
+
+    slots: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +318,8 @@ class Stop:
 
 MESSAGES: tuple[type, ...] = (
     Hello, Welcome, Ready, Progress, Submit, Step, Need, Grant, Revoke, Abort, Release,
-    ReadSlabs, SlabsReady, ReadFailed, StepDone, Finished, Cancel, Heartbeat, Failed, Stop,
+    ReadSlabs, SlotsPunched, SlabsReady, ReadFailed, StepDone, Finished, Cancel, Heartbeat, Failed,
+    Stop,
 )  # fmt: skip
 _DECODERS: dict[str, Callable[[Any], Any]] = {cls.__name__: decoder_for(cls) for cls in MESSAGES}
 

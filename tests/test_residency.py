@@ -5,9 +5,10 @@ import random
 import pytest
 from simulation import engine, need, policy_geometry
 
-from coordinator.policies import LayerLru, Lfu, Lru, Slru, Static
+from coordinator.hot_set import Static
+from coordinator.policies import LayerLru, Lfu, Lru, Slru
 from coordinator.slots import SlotState
-from coordinator.state import FromCompute, FromReader
+from coordinator.state import FromCompute, FromReader, PoolTarget
 from shm.messages import Abort, Grant, ReadFailed, Release, SlabsReady, SlotLease
 
 POLICIES = {
@@ -94,8 +95,9 @@ def test_standing_grants_come_when_a_layer_is_whole_and_end_when_revoked() -> No
     assert len(grant.locations) == 4
     run.core.check()
     assert all(slot.pins == 0 for slot in run.core.residency.slots.slots)
-    (revoke,) = run.core.residency.revoke_standing({0, 1})
+    revoke, punch, *_ = run.handle(PoolTarget((7,)))
     assert revoke.message.layers == (0,)
+    assert len(punch.slots) == 1
 
 
 def test_a_prompt_keeps_to_its_layers_share() -> None:

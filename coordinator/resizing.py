@@ -1,0 +1,93 @@
+"""Makes the pool smaller and larger while it is in use. Part of the decision core: no I/O.
+
+A smaller pool first gives up free slots, then those of the policy's victims. What is given up is
+retired, and its memory goes back to the system (`PunchSlots`); a slot in use or being filled never
+is. What cannot go now goes with a later event. Standing grants end before a slot of their layers
+goes, and because compute uses them without telling, nothing of such a layer goes before the step
+that was running then is over. How large the pool should be is decided elsewhere (`pressure`).
+"""
+
+from dataclasses import dataclass
+
+from coordinator.actions import Action, PunchSlots, RestoreSlots, ToCompute, ToWorker
+from coordinator.geometry import PoolGeometry
+from coordinator.grants import Grants
+from coordinator.placement import Placement
+from coordinator.reads import ReadDispatch
+from shm.messages import Revoke, SlotsPunched
+
+
+@dataclass(slots=True)
+class ResizeCounters:
+    """Totals since the start."""
+
+    shrinks: int = 0  # times that slots were given up, not slots
+    grows: int = 0
+    slots_retired: int = 0
+    slots_restored: int = 0
+
+
+class Resizing:
+    """Takes slots out of use and puts them back until classes have as many as is wanted."""
+
+    def __init__(
+        self, geometry: PoolGeometry, placement: Placement, grants: Grants, reads: ReadDispatch
+    ) -> None:
+        self.counters = ResizeCounters()
+        self._placement = placement
+        self._slots = placement.slots
+        self._grants = grants
+        self._reads = reads
+        self._wanted = geometry.slots_of_class
+        self._in_use: set[int] = set()  # layers that stood when the running step began
+
+    def aim(self, slots_of_class: tuple[int, ...], now: int, *, is_stepping: bool) -> list[Action]:
+        """Use so many slots of each class from now on, as far as that can be done now."""
+        actions: list[Action] = []
+        if slots_of_class != self._wanted:
+            self._wanted = slots_of_class
+            self._placement.resize(slots_of_class, now)
+            revoked = self._grants.resize(slots_of_class)
+            if revoked:
+                actions.append(ToCompute(Revoke(revoked)))
+            if is_stepping:
+                self._in_use.update(revoked)
+        return actions + self._restore() + self._retire()
+
+    def step_over(self) -> list[Action]:
+        """No step runs: nothing is used without telling any more."""
+        self._in_use.clear()
+        return self._retire()
+
+    def _retire(self) -> list[Action]:
+        gone: list[int] = []
+        for slot_class, n_usable in enumerate(self._slots.usable_of_class()):
+            for _ in range(n_usable - self._wanted[slot_class]):
+                slot = self._placement.give_up(slot_class, self._in_use)
+                if slot is None:
+                    break
+                self._slots.retire(slot)
+                gone.append(slot.number)
+        if not gone:
+            return []
+        self.counters.shrinks += 1
+        self.counters.slots_retired += len(gone)
+        punched = SlotsPunched(tuple(gone))
+        return [PunchSlots(punched.slots), *[ToWorker(name, punched) for name in self._reads.names]]
+
+    def _restore(self) -> list[Action]:
+        back = [
+            self._slots.restore(slot_class).number
+            for slot_class, n_usable in enumerate(self._slots.usable_of_class())
+            for _ in range(self._wanted[slot_class] - n_usable)
+        ]
+        if not back:
+            return []
+        self.counters.grows += 1
+        self.counters.slots_restored += len(back)
+        return [RestoreSlots(tuple(back))]
+
+    def check(self) -> None:
+        """Invariants; raises AssertionError."""
+        for n_usable, n_wanted in zip(self._slots.usable_of_class(), self._wanted, strict=True):
+            assert n_usable >= n_wanted, (n_usable, n_wanted)
