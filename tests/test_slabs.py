@@ -16,7 +16,7 @@ from io_worker.ggml_types import GGML_TYPES
 from io_worker.gguf_header import ModelFormatError
 from io_worker.model_file import Model, open_model
 from io_worker.slabs import ExpertTensor, LayerSlabs, SlabRange, SlabTable, slab_table
-from shm.codec import decoder_for, encode_fields
+from shm.codec import decoder_for, pack, unpack
 
 MIXED = (("Q4_K", "Q4_K", "Q6_K"), ("Q5_K", "IQ4_XS", "Q8_0"), ("F16", "MXFP4", "Q3_K"))
 
@@ -96,12 +96,8 @@ def test_only_the_layers_asked_for(tmp_path: Path) -> None:
 
 def test_the_table_travels_in_a_message(tmp_path: Path) -> None:
     table = slab_table(open_model(tiny_model(tmp_path / "m.gguf")), range(2), 8)
-    assert decoder_for(SlabTable)(listed(encode_fields(table))) == table
-
-
-def listed(raw: Any) -> Any:
-    """Tuples as lists, as they come out of a message."""
-    return [listed(item) for item in raw] if isinstance(raw, list | tuple) else raw
+    _, fields = unpack(pack("SlabTable", table))
+    assert decoder_for(SlabTable)(fields) == table
 
 
 @given(expert=st.integers(0, 4095), n_bytes=st.integers(1, 2**30), offset=st.integers(0, 2**40))
