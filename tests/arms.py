@@ -96,6 +96,13 @@ def _engine_arm(
     model: Path, tokens: list[int], flags: tuple[str, ...], out: Path, n_new: int
 ) -> list[int]:
     """Both at once, with the coordinator in this process: half the time."""
+    return run_kept(model, submit_of(1, tokens), flags, out, n_new)
+
+
+def run_kept(
+    model: Path, submit: Submit, flags: tuple[str, ...], out: Path, n_new: int
+) -> list[int]:
+    """New tokens of a request; logits and chosen experts of all its tokens go to `out`."""
     listener = Together()
     with (
         out.open("wb") as file,
@@ -108,12 +115,12 @@ def _engine_arm(
             engine.preload()
         while engine.n_loading:
             engine.run_once()
-        submit = dataclasses.replace(submit_of(1, tokens), keep_logits=True)
-        engine.submit(NewRequest(submit, n_new, frozenset()))
+        kept = dataclasses.replace(submit, keep_logits=True)
+        engine.submit(NewRequest(kept, n_new, frozenset()))
         while not listener.ended:
             engine.run_once()
-    assert listener.ended[1].error is None
-    return listener.tokens[1]
+    assert listener.ended[submit.request].error is None
+    return listener.tokens[submit.request]
 
 
 def exact_config(model: Path, flags: tuple[str, ...]) -> Config:
@@ -154,6 +161,11 @@ class Together:
     def on_event(self, line: str) -> None:
         """Collect."""
         self.events.append(line)
+
+
+def greedy(request: int, prompt: list[int], n_context: int = 512) -> Submit:
+    """A request that takes the likeliest token."""
+    return Submit(request, tuple(prompt), Sampling(0.0, 0, 1.0, 0.0, 1.0, 0), n_context, False)
 
 
 def submit_of(request: int, prompt: list[int], n_context: int = 512) -> Submit:
