@@ -116,22 +116,21 @@ def _blocks(
 
 
 def _our_arm(arm: Arm, bench: BenchCommand) -> Participant:
-    n_tokens = 1 + (bench.n_warm_up + bench.n_tokens if bench.n_tokens else 0)
     return Participant(
         arm.name,
         "moe-coord",
-        lambda prompt, seed: arm_command(arm, bench.model, prompt, n_tokens, seed),
+        lambda prompt, seed: arm_command(arm, bench.model, prompt, bench.n_generated, seed),
         lambda seen: read_arm(seen, bench.n_prompt),
     )
 
 
 def _peer(peer: PeerCommand, bench: BenchCommand) -> Participant:
     rules = peer_of(peer)
-    command = rules.command(peer, bench.model, bench)
+    rules.command(peer, bench, (0,), 0)  # refuse now what it would refuse later
     return Participant(
         peer.name,
         Path(peer.command[0]).name,
-        lambda prompt, seed: command,  # it draws its own ids
+        lambda prompt, seed: rules.command(peer, bench, prompt, seed),
         lambda seen: rules.read(seen, bench),
     )
 

@@ -61,7 +61,8 @@ class BenchCommand:
     )  # fmt: skip
     peers: tuple[PeerCommand, ...] = flag(
         (), "--peer", PEER, WHAT,
-        "a llama-bench to compare with, as NAME=COMMAND with its flags; may be repeated",
+        "a llama-bench or llama-server to compare with, as NAME=COMMAND with its flags; may be "
+        "repeated",
         default_text="none", many=True,
     )  # fmt: skip
     against: str | None = flag(
@@ -107,6 +108,11 @@ class BenchCommand:
     out: Path | None = flag(
         None, "--out", PATH, HOW, "append one JSON line per block", default_text="none is kept"
     )
+
+    @property
+    def n_generated(self) -> int:
+        """Tokens a program has to generate: the one that ends the prompt, warm-up, and measured."""
+        return 1 + (self.n_warm_up + self.n_tokens if self.n_tokens else 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,16 @@ whole, nothing is subtracted. Each run starts again at the depth of the prompt, 
 values it computes once and then restores outside of the measured time. Nothing else differs from
 one long run but the position of a token, which at these lengths is not seen in its time.
 With 0 tokens to measure the prompt is: the second of two runs, or the only one without warm-up.
+
+`llama-server` gets our prompt and seed and tells of every token when it arrives, so it is measured
+like an arm of ours; see `bench_llama_server`.
 """
 
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +38,7 @@ REPORTED = (
 class Peer:
     """How one program is asked and read."""
 
-    command: Callable[[PeerCommand, Path, BenchCommand], list[str]]
+    command: Callable[[PeerCommand, BenchCommand, Sequence[int], int], list[str]]
     read: Callable[[Watched, BenchCommand], Timings]
 
 
@@ -49,9 +53,11 @@ def peer_of(peer: PeerCommand) -> Peer:
     return PEERS[name]
 
 
-def llama_bench_command(peer: PeerCommand, model: Path, bench: BenchCommand) -> list[str]:
+def llama_bench_command(
+    peer: PeerCommand, bench: BenchCommand, prompt: Sequence[int], seed: int
+) -> list[str]:
     """Our flags come last. Raises `ConfigError` if warm-up and tokens have no run in common."""
-    command = [*peer.command, "-m", str(model), "--no-warmup", "--progress", "-o", "json"]
+    command = [*peer.command, "-m", str(bench.model), "--no-warmup", "--progress", "-o", "json"]
     if bench.n_tokens == 0:
         n_runs = 2 if bench.n_warm_up else 1
         return [*command, "-p", str(bench.n_prompt), "-n", "0", "-r", str(n_runs)]
@@ -92,4 +98,34 @@ def read_llama_bench(seen: Watched, bench: BenchCommand) -> Timings:
     return Timings(None, spans, (), report)
 
 
-PEERS: Mapping[str, Peer] = {"llama-bench": Peer(llama_bench_command, read_llama_bench)}
+def llama_server_command(
+    peer: PeerCommand, bench: BenchCommand, prompt: Sequence[int], seed: int
+) -> list[str]:
+    """A process of ours that starts the server and asks it."""
+    return [
+        sys.executable, "-P", "-m", "coordinator.bench_llama_server",
+        "--model", str(bench.model), "--tokens", ",".join(map(str, prompt)),
+        "--n", str(bench.n_generated), "--seed", str(seed), "--", *peer.command,
+    ]  # fmt: skip
+
+
+def read_llama_server(seen: Watched, bench: BenchCommand) -> Timings:
+    """The first arrival is the prompt's, and brings one token."""
+    try:
+        record = json.loads(seen.output)
+        (_, first), *others = record["arrivals"]
+        prompt = Span(bench.n_prompt, first, record["started_monotonic_s"])
+        started = prompt.started + first
+        spans = []
+        for n_tokens, seconds in others:
+            spans.append(Span(n_tokens, seconds, started))
+            started += seconds
+        return Timings(prompt, tuple(spans))
+    except (ValueError, KeyError, TypeError) as error:
+        raise BlockError(f"expected arrivals of tokens, found {seen.output[:80]!r}") from error
+
+
+PEERS: Mapping[str, Peer] = {
+    "llama-bench": Peer(llama_bench_command, read_llama_bench),
+    "llama-server": Peer(llama_server_command, read_llama_server),
+}

@@ -8,7 +8,13 @@ import pytest
 
 from coordinator.bench_arms import arm_command, check_arm, read_arm
 from coordinator.bench_commands import Arm, BenchCommand, PeerCommand
-from coordinator.bench_peer import llama_bench_command, peer_of, read_llama_bench
+from coordinator.bench_peer import (
+    llama_bench_command,
+    llama_server_command,
+    peer_of,
+    read_llama_bench,
+    read_llama_server,
+)
 from coordinator.bench_process import Watched
 from coordinator.bench_timings import BlockError, Span, measured
 from coordinator.flag_values import ConfigError
@@ -113,7 +119,7 @@ PEER = PeerCommand("llama.cpp", ("/opt/llama-bench", "-t", "2"))
     ],
 )
 def test_how_llama_bench_is_asked(settings: dict[str, Any], end: str) -> None:
-    command = llama_bench_command(PEER, Path("m.gguf"), bench(**settings))
+    command = llama_bench_command(PEER, bench(**settings), (1, 2), 1)
     assert " ".join(command) == (
         f"/opt/llama-bench -t 2 -m m.gguf --no-warmup --progress -o json {end}"
     )
@@ -121,7 +127,7 @@ def test_how_llama_bench_is_asked(settings: dict[str, Any], end: str) -> None:
 
 def test_lengths_without_a_common_run_are_refused() -> None:
     with pytest.raises(ConfigError, match="common divisor"):
-        llama_bench_command(PEER, Path("m"), bench(n_warm_up=16, n_tokens=25))
+        llama_bench_command(PEER, bench(n_warm_up=16, n_tokens=25), (1, 2), 1)
     with pytest.raises(ConfigError, match="llama-bench"):
         peer_of(PeerCommand("x", ("/bin/true",)))
 
@@ -163,3 +169,23 @@ def test_the_second_prompt_counts() -> None:
 def test_other_output_is_refused(output: bytes) -> None:
     with pytest.raises(BlockError, match="llama-bench"):
         read_llama_bench(Watched(output=output), bench())
+
+
+def test_a_server_is_asked_for_our_prompt() -> None:
+    peer = PeerCommand("s", ("/opt/llama-server", "-t", "2"))
+    command = llama_server_command(peer, bench(n_warm_up=4, n_tokens=8), (3, 4), 9)
+    assert " ".join(command[1:]) == (
+        "-P -m coordinator.bench_llama_server --model m.gguf --tokens 3,4 --n 13 --seed 9 -- "
+        "/opt/llama-server -t 2"
+    )
+
+
+def test_arrivals_of_a_server() -> None:
+    arrivals = [[1, 2.0], [1, 0.5], [2, 0.75], [1, 0.25]]
+    output = json.dumps({"started_monotonic_s": 100.0, "arrivals": arrivals}).encode()
+    found = read_llama_server(Watched(output=output), bench(n_prompt=5))
+    assert found.prompt == Span(5, 2.0, 100.0)
+    assert found.spans == (Span(1, 0.5, 102.0), Span(2, 0.75, 102.5), Span(1, 0.25, 103.25))
+    for bad in (b"", b"{}", b'{"arrivals": []}'):
+        with pytest.raises(BlockError, match="arrivals"):
+            read_llama_server(Watched(output=bad), bench())

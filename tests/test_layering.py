@@ -58,7 +58,11 @@ ONLY_IN = {
         "io_worker.__main__",
         "shm.link",
     },
-    "subprocess": {"coordinator.bench_process", "coordinator.launch"},
+    "subprocess": {
+        "coordinator.bench_llama_server",
+        "coordinator.bench_process",
+        "coordinator.launch",
+    },
     "rich": {"coordinator.model_map", "coordinator.terminal"},
     "prometheus_client": {"coordinator.metrics"},
     "msgpack": {"shm.codec"},
