@@ -189,7 +189,10 @@ class Config:
     )  # fmt: skip
 
     json: bool = flag(False, "--json", None, OUTPUT, "print one JSON object instead of text")
-    csv: Path | None = flag(None, "--csv", PATH, OUTPUT, "a row per token", is_ready=False)
+    csv: Path | None = flag(
+        None, "--csv", PATH, OUTPUT,
+        "write a row per generated token here: where its time went, faults, bytes read",
+    )  # fmt: skip
     trace: Path | None = flag(
         None, "--trace", PATH, OUTPUT,
         "write the routing of every step here, for `moe-coord trace` and `replay`",

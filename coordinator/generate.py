@@ -10,6 +10,7 @@ from coordinator.command_line import prompt_text
 from coordinator.config import Config, settings_of
 from coordinator.engine import EngineError
 from coordinator.flag_values import ConfigError
+from coordinator.geometry import ExpertCounters
 from coordinator.machine import read_machine
 from coordinator.runner import Runner, Running
 from coordinator.setup import Setup, prepared
@@ -19,26 +20,36 @@ from coordinator.streams import write_output
 from coordinator.tally import Tally, record, summary
 from coordinator.terminal import Terminal, TextOutput
 from coordinator.text_stream import TextStream
+from coordinator.token_rows import TokenRows, Totals
 from coordinator.tokenizer import Tokenizer, build_tokenizer
 from coordinator.usage import write_usage
 from shm.messages import Sampled, Sampling, StepDone, Submit
 
 EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_TERMINATED = 5, 130, 143
+MADVISING_READERS = ("willneed", "populate")
 
 
 class Answer:
     """The listener of one request: prints its text as it comes, and counts."""
 
     def __init__(
-        self, request: int, stream: TextStream | None, out: TextOutput | None, tally: Tally
+        self,
+        request: int,
+        stream: TextStream | None,
+        out: TextOutput | None,
+        tally: Tally,
+        counters: ExpertCounters,
+        rows: TokenRows | None,
     ) -> None:
         self.tokens: list[int] = []
         self.text = ""
         self.tally = tally
+        self.rows = rows
         self.ended: Ended | None = None
         self._request = request
         self._stream = stream
         self._out = out
+        self._counters = counters
 
     def on_tokens(self, sampled: tuple[Sampled, ...]) -> list[EndRequest]:
         """See `Listener`."""
@@ -62,7 +73,9 @@ class Answer:
 
     def on_step(self, done: StepDone) -> None:
         """See `Listener`."""
-        self.tally.add_step(done)
+        self.tally.add_step(done, self._counters)
+        if self.rows is not None:
+            self.rows.add_step(done)
 
     def _print(self, piece: str) -> None:
         self.text += piece
@@ -94,6 +107,7 @@ def generate(config: Config, running: Running) -> int:
                     return _serve_prompts(runner, tokenizer)
                 finally:
                     _save_usage(runner)
+                    _warn_of_lost_records(runner)
 
 
 def only_sequence(config: Config, prompt: str | None) -> OnlySequence | None:
@@ -150,7 +164,10 @@ def _answer(runner: Runner, tokenizer: Tokenizer | None, tokens: list[int], requ
         runner.terminal.line(f"seed: {config.seed}")
     out = None if config.json else TextOutput()
     stream = TextStream(tokenizer, config.stop) if tokenizer is not None else None
-    answer = Answer(request, stream, out, Tally(len(tokens)))
+    counters, rows = runner.core.residency.counters, runner.setup.rows
+    if rows is not None:
+        rows.begin(request, lambda: _totals(runner))
+    answer = Answer(request, stream, out, Tally(len(tokens)), counters, rows)
     stop_ids = frozenset() if config.ignore_eos or not tokenizer else tokenizer.stop_ids
     submit = Submit(
         request, tuple(tokens), _sampling(config), runner.setup.plan.context_tokens, False
@@ -227,6 +244,24 @@ def _serve_prompts(runner: Runner, tokenizer: Tokenizer | None) -> int:
         if code:
             return code
     return runner.signals.exit_code or 0
+
+
+def _totals(runner: Runner) -> Totals:
+    """What `--csv` wants to know after each token."""
+    residency, reader = runner.core.residency, runner.setup.reader.name
+    counters = residency.counters
+    return Totals(
+        bytes_read=counters.bytes_read if residency.knows_hits else runner.disk_use().bytes_read,
+        madvise_ns=counters.read_ns if reader in MADVISING_READERS else 0,
+        requests=counters.requests,
+        hits=counters.hits if residency.knows_hits else None,
+    )
+
+
+def _warn_of_lost_records(runner: Runner) -> None:
+    for flag, recorder in (("--trace", runner.setup.trace), ("--csv", runner.setup.rows)):
+        if recorder is not None and recorder.failure is not None:
+            runner.terminal.warning(f"{flag}: the file is cut short: {recorder.failure.strerror}")
 
 
 def _save_usage(runner: Runner) -> None:

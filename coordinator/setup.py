@@ -24,6 +24,7 @@ from coordinator.residency import Residency
 from coordinator.resolve import memory_plan, spare_bytes
 from coordinator.resolve import resolve as resolve_config
 from coordinator.state import Core
+from coordinator.token_rows import TokenRows, create_rows
 from coordinator.trace_file import TraceWriter, create_trace, trace_header
 from coordinator.usage import UsageCounts, fresh_usage, read_usage
 from io_worker.model_file import Model, open_model
@@ -50,6 +51,7 @@ class Setup:
     reader: ReaderChoice
     usage: UsageCounts
     trace: TraceWriter | None
+    rows: TokenRows | None  # of --csv
 
     @property
     def reads_in_flight(self) -> int:
@@ -114,8 +116,9 @@ def prepared(config: Config, machine: Machine, only: OnlySequence | None = None)
         files = tuple(open_files(model.paths))
         stack.callback(close_files, files)
         setup = _prepare(config, machine, model, spec, files, only)
-        if setup.trace is not None:
-            stack.callback(setup.trace.close)
+        for recorder in (setup.trace, setup.rows):
+            if recorder is not None:
+                stack.callback(recorder.close)
         yield setup
 
 
@@ -140,7 +143,8 @@ def _prepare(
     if config.trace is not None:
         header = trace_header(model.fingerprint, spec.n_active, spec.slabs)
         trace = create_trace(config.trace, header)
-    return Setup(config, model, spec, files, plan, cores, reader, usage, trace)
+    rows = create_rows(config.csv) if config.csv is not None else None
+    return Setup(config, model, spec, files, plan, cores, reader, usage, trace, rows)
 
 
 def _reads_in_flight(config: Config) -> int:
@@ -192,6 +196,7 @@ def _in_pool(setup: Setup) -> Residency:
         geometry,
         policy,
         standing_grants=_may_stand(setup),
+        whole_layers=setup.config.read_unit == "layer",
         prefetch=Prefetch(setup.config.prefetch),
     )
 

@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.disk_use import DiskUse
+from coordinator.geometry import ExpertCounters
 from coordinator.page_cache_residency import PageCacheResidency
 from coordinator.residency import Residency
 from coordinator.setup import Setup
 from shm.messages import StepDone
 
 MiB = 1024 * 1024
+N_FIRST_STEPS = 8  # decode steps whose hits tell what the prompt left in the pool
 TOKENS_PER_SPEED = 100  # speed is told per so many tokens of a long answer
 
 
@@ -31,9 +33,13 @@ class Tally:
     major_faults: int = 0
     minor_faults: int = 0
     standing_uses: int = 0
+    first_requests: int = 0  # of the first decode steps
+    first_hits: int = 0
     token_seconds: list[float] = field(default_factory=list)  # of each token; [0] has the prompt
     speeds: list[float] = field(default_factory=list)  # tokens/s of each 100 tokens
     _mark: float = 0.0
+    _requests: int = 0  # at the last step
+    _hits: int = 0
 
     def add_token(self) -> None:
         """One more token of the answer is there."""
@@ -47,13 +53,20 @@ class Tally:
             self.speeds.append(round(TOKENS_PER_SPEED / max(1e-9, now - self._mark), 2))
             self._mark = now
 
-    def add_step(self, done: StepDone) -> None:
-        """One more step; steps after the first token are decode steps."""
+    def add_step(self, done: StepDone, counters: ExpertCounters) -> None:
+        """One more step; steps after the first token are decode steps. `counters` are totals."""
         self.standing_uses += done.standing_uses
+        requests = counters.requests + self.standing_uses
+        hits = counters.hits + self.standing_uses
+        n_requests, n_hits = requests - self._requests, hits - self._hits
+        self._requests, self._hits = requests, hits
         if self.n_tokens <= 1:
             return
         times = done.times
         self.n_decode_steps += 1
+        if self.n_decode_steps <= N_FIRST_STEPS:
+            self.first_requests += n_requests
+            self.first_hits += n_hits
         self.compute_ns += times.compute_ns
         self.wait_disk_ns += times.wait_disk_ns
         self.coordination_ns += times.coordination_ns
@@ -128,13 +141,17 @@ def record(
 
 def _experts(
     tally: Tally, residency: Residency | PageCacheResidency, disk_use: DiskUse
-) -> dict[str, int | None]:
+) -> dict[str, int | float | None]:
     """Where the page cache is the only cache, the kernel knows hits and misses and we do not."""
     counters = residency.counters
     requests = counters.requests + tally.standing_uses
     if not residency.knows_hits:
-        unknown = dict.fromkeys(("hits", "misses", "bytes_over_read", "evictions"))
-        return {"requests": requests, **unknown, "bytes_read": disk_use.bytes_read}
+        names = ("hits", "misses", "bytes_over_read", "evictions", "first_8_decode_hit_rate")
+        return {
+            "requests": requests,
+            **dict.fromkeys(names),
+            "bytes_read": disk_use.bytes_read,
+        }
     return {
         "requests": requests,
         "hits": counters.hits + tally.standing_uses,
@@ -142,6 +159,7 @@ def _experts(
         "bytes_read": counters.bytes_read,
         "bytes_over_read": counters.bytes_over_read,
         "evictions": counters.evictions,
+        "first_8_decode_hit_rate": round(tally.first_hits / max(1, tally.first_requests), 6),
     }
 
 
