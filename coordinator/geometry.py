@@ -91,3 +91,13 @@ class ExpertCounters:
         self.bytes_read += ready.bytes_read
         self.bytes_over_read += ready.bytes_over_read
         self.read_ns += ready.stop_ns - ready.start_ns
+
+
+@dataclass(slots=True)
+class ResizeCounters:
+    """Of a pool that shrinks and grows, totals since the start."""
+
+    shrinks: int = 0  # times that slots were given up, not slots
+    grows: int = 0
+    slots_retired: int = 0
+    slots_restored: int = 0

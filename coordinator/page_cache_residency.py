@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from coordinator.actions import Action, RequestsFailed, StopWith, ToCompute
-from coordinator.geometry import ExpertCounters, PoolGeometry
+from coordinator.geometry import ExpertCounters, PoolGeometry, ResizeCounters
 from coordinator.policies import Key
 from coordinator.prefetch import Prefetch
 from coordinator.reads import ReadDispatch
@@ -51,7 +51,7 @@ class PageCacheResidency:
         standing_grants: bool,
         prefetch: Prefetch | None = None,
     ) -> None:
-        self.counters = ExpertCounters()
+        self.counters, self.resized = ExpertCounters(), ResizeCounters()
         self.n_needs = 0
         self.uses: Counter[Key] = Counter()
         self.prefetch = prefetch or Prefetch("off")

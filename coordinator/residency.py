@@ -16,14 +16,15 @@ from collections import Counter
 from collections.abc import Sequence
 
 from coordinator.actions import Action, RequestsFailed, StopWith, ToCompute
-from coordinator.geometry import ExpertCounters, PoolGeometry
+from coordinator.geometry import ExpertCounters, PoolGeometry, ResizeCounters
 from coordinator.grants import Grants
 from coordinator.placement import Placement
 from coordinator.policies import Key, Policy
 from coordinator.prefetch import Prefetch
 from coordinator.reads import ReadDispatch
 from coordinator.resizing import Resizing
-from coordinator.served_layer import ServedLayer
+from coordinator.seating import seat, seat_rest
+from coordinator.served_layer import Arrival, ServedLayer
 from coordinator.slots import Slot, SlotState
 from shm.messages import (
     Abort,
@@ -50,19 +51,23 @@ class Residency:
         policy: Policy,
         *,
         standing_grants: bool,
+        whole_layers: bool = False,
         prefetch: Prefetch | None = None,
     ) -> None:
-        self.counters = ExpertCounters()
+        self.counters, self.resized = ExpertCounters(), ResizeCounters()
         self.n_needs = 0
         self.uses: Counter[Key] = Counter()
         self.prefetch = prefetch or Prefetch("off")
         self.geometry = geometry
         self._placement = Placement(geometry, policy)
         self.slots = self._placement.slots
+        self._whole_layers = whole_layers  # a miss reads all experts of its layer
         self._reads = ReadDispatch()
         self._layer: ServedLayer | None = None
         self._grants = Grants(geometry, self.slots, standing=standing_grants)
-        self.resizing = Resizing(geometry, self._placement, self._grants, self._reads)
+        self._resizing = Resizing(
+            geometry, self._placement, self._grants, self._reads, self.resized
+        )
 
     # Readers
 
@@ -108,6 +113,7 @@ class Residency:
             self.uses[need.layer, use.expert] += use.n_tokens
             self._placement.touch((need.layer, use.expert), self.n_needs)
         loading = self._take_slots(layer, hits, misses)
+        self._note_evictions()
         grant = self._grants.first(need.layer, hits, layer.n_waiting)
         if grant.standing:
             for slot in hits:
@@ -139,26 +145,11 @@ class Residency:
         return hits, misses
 
     def _take_slots(self, layer: ServedLayer, hits: list[Slot], misses: Uses) -> list[Slot]:
-        """Lease a slot for every miss that can have one now; queue the others behind a slot."""
-        loading: list[Slot] = []
-        waiting: list[int] = []
-        for use in misses:
-            if use.expert in layer.missing:
-                continue
-            key = (layer.need.layer, use.expert)
-            slot = None
-            if not waiting:
-                slot = self._placement.room_for(key, is_prompt=layer.is_prompt)
-            if slot is None:
-                waiting.append(use.expert)
-                continue
-            loading.append(self._placement.lease(slot, key, self.n_needs))
-            self.slots.pin(slot)
-            layer.missing.add(use.expert)
-        holders = [*hits, *loading]
-        layer.takes_over = self._placement.follow(layer.need.layer, waiting, holders, self.n_needs)
-        layer.n_waiting = len(waiting)
-        self._note_evictions()
+        """Lease slots for all that has to be read; returns those to be filled now."""
+        slot_class = self.geometry.class_of_layer[layer.need.layer]
+        loading = seat(self._placement, layer, slot_class, hits, misses, self.n_needs)
+        if self._whole_layers and loading and not layer.n_waiting:
+            loading += seat_rest(self._placement, layer, self.geometry.n_experts, self.n_needs)
         return loading
 
     def _note_evictions(self) -> None:
@@ -185,15 +176,18 @@ class Residency:
     def _release(self, released: tuple[SlotLease, ...]) -> None:
         for lease in released:
             slot = self.slots.current(lease)
-            if slot is None:
-                continue  # its step was aborted since
-            self.slots.unpin(slot)
-            layer = self._layer
-            expert = layer.next_into(slot) if layer and slot.pins == 0 else None
-            if layer and expert is not None:
-                self._placement.take_over(slot, (layer.need.layer, expert))
-                self.slots.pin(slot)
-                self._reads.push([self.geometry.read_of(slot)])
+            if slot is not None:  # else its step was aborted since
+                self.slots.unpin(slot)
+                self._hand_over(slot)
+
+    def _hand_over(self, slot: Slot) -> None:
+        """Fill a slot that came free with the expert that waits for it, if one does."""
+        layer = self._layer
+        expert = layer.next_into(slot) if layer and slot.pins == 0 else None
+        if layer and expert is not None:
+            self._placement.take_over(slot, (layer.need.layer, expert))
+            self.slots.pin(slot)
+            self._reads.push([self.geometry.read_of(slot)])
 
     # Answers of the readers
 
@@ -205,16 +199,19 @@ class Residency:
         self.slots.ready(slot)
         self._grants.note_ready(slot)
         self.counters.add_read(ready)
-        assert slot.key is not None
-        number, expert = slot.key
         layer = self._layer
         actions: list[Action] = []
-        if layer and layer.need.layer == number and expert in layer.missing:
-            layer.missing.remove(expert)
-            span = ReadSpan(ready.start_ns, ready.stop_ns)
-            grant = self._grants.of_read(number, slot, span, layer.n_waiting)
-            actions.append(ToCompute(grant))
+        if layer and slot.key is not None and layer.need.layer == slot.key[0]:
+            arrived = layer.arrived(slot, ReadSpan(ready.start_ns, ready.stop_ns))
+            actions = self._granted(layer, arrived)
+        self._hand_over(slot)
         return actions + self._reads.dispatch() + self._read_guesses()
+
+    def _granted(self, layer: ServedLayer, arrived: list[Arrival]) -> list[Action]:
+        number, n_waiting = layer.need.layer, layer.n_waiting
+        return [
+            ToCompute(self._grants.of_read(number, slot, span, n_waiting)) for slot, span in arrived
+        ]
 
     def handle_failed(self, name: str, failed: ReadFailed) -> list[Action]:
         """A slab cannot be read: the step that waits for it ends, the engine goes on."""
@@ -227,11 +224,15 @@ class Residency:
         self._placement.fail(slot)
         if failed.model_changed:
             return [StopWith(3, f"model changed on disk: {failed.text}; restart with the new file")]
-        actions = self._reads.dispatch()
         layer = self._layer
         if layer and layer.need.layer == number and expert in layer.missing:
             text = f"layer {number}, expert {expert}: {failed.text}"
-            actions += [RequestsFailed(text), ToCompute(Abort(layer.need.step))]
+            abort = ToCompute(Abort(layer.need.step))
+            return [*self._reads.dispatch(), RequestsFailed(text), abort]
+        self._hand_over(slot)
+        actions = self._reads.dispatch()
+        if layer and layer.need.layer == number:
+            actions += self._granted(layer, layer.without(expert))
         return actions
 
     def _answered(self, name: str, lease: SlotLease) -> Slot | None:
@@ -269,13 +270,13 @@ class Residency:
 
     def resize(self, slots_of_class: tuple[int, ...], *, is_stepping: bool) -> list[Action]:
         """Use so many slots of each class from now on (see `resizing`)."""
-        actions = self.resizing.aim(slots_of_class, self.n_needs, is_stepping=is_stepping)
+        actions = self._resizing.aim(slots_of_class, self.n_needs, is_stepping=is_stepping)
         self._note_evictions()
         return actions + self.preload(self._grants.lacking())
 
     def _step_over(self) -> list[Action]:
         self._layer = None
-        actions = self.resizing.step_over()
+        actions = self._resizing.step_over()
         self._note_evictions()
         return actions + self._reads.dispatch()
 
@@ -293,6 +294,6 @@ class Residency:
         """Invariants; raises AssertionError."""
         self.slots.check()
         self._reads.check()
-        self.resizing.check()
+        self._resizing.check()
         n_loading = self.slots.count(SlotState.LOADING) + self.slots.count(SlotState.CONDEMNED)
         assert n_loading == self._reads.n_under_way + self._reads.n_queued

@@ -7,37 +7,30 @@ goes, and because compute uses them without telling, nothing of such a layer goe
 that was running then is over. How large the pool should be is decided elsewhere (`pressure`).
 """
 
-from dataclasses import dataclass
-
 from coordinator.actions import Action, PunchSlots, RestoreSlots, ToCompute, ToWorker
-from coordinator.geometry import PoolGeometry
+from coordinator.geometry import PoolGeometry, ResizeCounters
 from coordinator.grants import Grants
 from coordinator.placement import Placement
 from coordinator.reads import ReadDispatch
 from shm.messages import Revoke, SlotsPunched
 
 
-@dataclass(slots=True)
-class ResizeCounters:
-    """Totals since the start."""
-
-    shrinks: int = 0  # times that slots were given up, not slots
-    grows: int = 0
-    slots_retired: int = 0
-    slots_restored: int = 0
-
-
 class Resizing:
     """Takes slots out of use and puts them back until classes have as many as is wanted."""
 
     def __init__(
-        self, geometry: PoolGeometry, placement: Placement, grants: Grants, reads: ReadDispatch
+        self,
+        geometry: PoolGeometry,
+        placement: Placement,
+        grants: Grants,
+        reads: ReadDispatch,
+        counters: ResizeCounters,
     ) -> None:
-        self.counters = ResizeCounters()
         self._placement = placement
         self._slots = placement.slots
         self._grants = grants
         self._reads = reads
+        self._counters = counters
         self._wanted = geometry.slots_of_class
         self._in_use: set[int] = set()  # layers that stood when the running step began
 
@@ -70,8 +63,8 @@ class Resizing:
                 gone.append(slot.number)
         if not gone:
             return []
-        self.counters.shrinks += 1
-        self.counters.slots_retired += len(gone)
+        self._counters.shrinks += 1
+        self._counters.slots_retired += len(gone)
         punched = SlotsPunched(tuple(gone))
         return [PunchSlots(punched.slots), *[ToWorker(name, punched) for name in self._reads.names]]
 
@@ -83,8 +76,8 @@ class Resizing:
         ]
         if not back:
             return []
-        self.counters.grows += 1
-        self.counters.slots_restored += len(back)
+        self._counters.grows += 1
+        self._counters.slots_restored += len(back)
         return [RestoreSlots(tuple(back))]
 
     def check(self) -> None:

@@ -165,16 +165,24 @@ def engine(
     policy: Policy | None = None,
     seed: int = 0,
     n_readers: int = 2,
+    credit: int = 2,
     schedule: Schedule | None = None,
     standing_grants: bool = True,
     prefetch: Prefetch | None = None,
+    whole_layers: bool = False,
 ) -> Engine:
     """A core with `n_readers` simulated readers."""
     shape = geometry(n_layers, n_experts, n_slots)
     chosen = policy or Lru(policy_geometry(n_layers, n_slots))
-    residency = Residency(shape, chosen, standing_grants=standing_grants, prefetch=prefetch)
+    residency = Residency(
+        shape,
+        chosen,
+        standing_grants=standing_grants,
+        whole_layers=whole_layers,
+        prefetch=prefetch,
+    )
     requests = Requests(schedule or Schedule(n_layers, 64))
-    made = Engine(Core(residency, requests), random.Random(seed))
+    made = Engine(Core(residency, requests), random.Random(seed), credit)
     made.start_readers(n_readers)
     return made
 

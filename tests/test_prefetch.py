@@ -1,12 +1,16 @@
 """Prefetch: guesses, their score, and the comparison that decides whether they are acted on."""
 
+import dataclasses
 import random
 
 import pytest
-from simulation import engine, need, policy_geometry
+from simulation import Engine, engine, geometry, need, policy_geometry
 
-from coordinator.policies import Lru
+from coordinator.policies import Lru, PolicyGeometry
 from coordinator.prefetch import BLOCK_STEPS, N_PAIRS, SLEEP_STEPS, Phase, Prefetch
+from coordinator.requests import Requests, Schedule
+from coordinator.residency import Residency
+from coordinator.state import Core
 from shm.messages import ExpertUse, Need, SlotLease
 
 TRIAL_STEPS = 2 * N_PAIRS * BLOCK_STEPS
@@ -89,6 +93,24 @@ def test_a_guess_on_its_way_is_promoted_to_a_demand() -> None:
     computed, _ = run.run_layer(Need(1, 1, (ExpertUse(5, 1, 0),), (), held))
     assert computed == [5]
     assert run.core.residency.counters.reads == 2
+
+
+def test_guesses_that_fill_a_class_do_not_stop_a_demand() -> None:
+    """Layer 1 has two slots of its own, and wrong guesses are being read into both."""
+    prefetch = Prefetch("router")
+    prefetch.phase = Phase.ON
+    shape = dataclasses.replace(
+        geometry(2, 8, 6), class_of_slots=[0] * 4 + [1] * 2, class_of_layer={0: 0, 1: 1}
+    )
+    policy = Lru(PolicyGeometry(shape.class_of_layer, (4, 2)))
+    residency = Residency(shape, policy, standing_grants=False, prefetch=prefetch)
+    run = Engine(Core(residency, Requests(Schedule(2, 64))), random.Random(0), credit=4)
+    run.start_readers(1)
+    _, held = run.run_layer(Need(1, 0, (ExpertUse(1, 1, 0), ExpertUse(2, 1, 0)), (5, 6), ()))
+    assert [(read.layer, read.expert) for read in run.under_way["io0"]] == [(1, 5), (1, 6)]
+    uses = tuple(ExpertUse(expert, 1, 0) for expert in (3, 4, 5, 7))
+    computed, _ = run.run_layer(Need(1, 1, uses, (), held))
+    assert sorted(computed) == [3, 4, 5, 7]
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -9,7 +9,15 @@ from coordinator.hot_set import Static
 from coordinator.policies import LayerLru, Lfu, Lru, Slru
 from coordinator.slots import SlotState
 from coordinator.state import FromCompute, FromReader, PoolTarget
-from shm.messages import Abort, Grant, ReadFailed, Release, SlabsReady, SlotLease
+from shm.messages import (
+    Abort,
+    Grant,
+    ReadFailed,
+    ReadSlabs,
+    Release,
+    SlabsReady,
+    SlotLease,
+)
 
 POLICIES = {
     "lru": lambda g: Lru(g),
@@ -119,16 +127,60 @@ def test_preload_fills_free_slots_only() -> None:
     ]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+def test_a_whole_layer_is_read_for_one_miss_and_counts_when_all_is_there() -> None:
+    run = engine(2, 4, 8, n_readers=1, credit=8, whole_layers=True)
+    actions = run.handle(FromCompute(need(0, [2])))
+    (reads,) = [action.message.reads for action in actions if isinstance(action.message, ReadSlabs)]
+    assert [(read.layer, read.expert) for read in reads] == [(0, 2), (0, 0), (0, 1), (0, 3)]
+    grants = []
+    for read in reads:
+        answer = SlabsReady(read.lease, 1, 2, 1000, 0)
+        grants += run.core.residency.handle_ready("io0", answer)
+    (grant,) = grants
+    assert [location.expert for location in grant.message.locations] == [2]
+    counters = run.core.residency.counters
+    assert (counters.requests, counters.misses) == (1, 1)
+    assert (counters.reads, counters.bytes_read) == (4, 4000)
+    computed, _ = run.run_layer(need(0, [0, 1, 3], (grant.message.locations[0].lease,)))
+    assert computed == [0, 1, 3]
+    assert counters.hits == 3
+
+
+@pytest.mark.parametrize(("n_slots", "n_reads"), [(2, 2), (5, 5), (8, 8), (20, 8)])
+def test_a_whole_layer_is_read_as_far_as_slots_go(n_slots: int, n_reads: int) -> None:
+    run = engine(2, 8, n_slots, whole_layers=True)
+    computed, held = run.run_layer(need(0, [5]))
+    assert computed == [5]
+    assert run.core.residency.counters.reads == n_reads
+    run.run_layer(need(1, list(range(8)), held))  # in waves where there is no room for more
+    assert run.core.residency.counters.misses == 9
+
+
+def test_a_layer_goes_on_without_an_expert_that_nobody_asked_for() -> None:
+    run = engine(1, 3, 3, n_readers=1, credit=8, whole_layers=True)
+    run.handle(FromCompute(need(0, [0])))
+    asked, other, last = run.under_way["io0"]
+    residency = run.core.residency
+    assert residency.handle_ready("io0", SlabsReady(asked.lease, 1, 2, 9, 0)) == []
+    assert residency.handle_failed("io0", ReadFailed(other.lease, 5, "EIO", False)) == []
+    (grant,) = residency.handle_ready("io0", SlabsReady(last.lease, 1, 2, 9, 0))
+    assert [location.expert for location in grant.message.locations] == [0]
+    run.core.check()
+
+
+@pytest.mark.parametrize(
+    ("policy", "whole_layers"), [*[(name, False) for name in POLICIES], ("lru", True)]
+)
 @pytest.mark.parametrize("n_slots", [2, 5, 12, 40])
 def test_decisions_do_not_depend_on_the_order_of_reads_or_on_deaths(
-    policy: str, n_slots: int
+    policy: str, n_slots: int, whole_layers: bool
 ) -> None:
     """Hits, misses and what is resident after each layer: the same for every completion order."""
     histories = []
     for seed, kill_probability in ((0, 0.0), (1, 0.0), (2, 0.3)):
         make = POLICIES[policy]
-        run = engine(4, 10, n_slots, policy=make(policy_geometry(4, n_slots)), seed=seed)
+        chosen = make(policy_geometry(4, n_slots))
+        run = engine(4, 10, n_slots, policy=chosen, seed=seed, whole_layers=whole_layers)
         script = random.Random(99)
         history = []
         held: tuple[SlotLease, ...] = ()

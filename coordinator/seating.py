@@ -1,0 +1,68 @@
+"""Gives the experts of a layer their slots, all at once, when its `Need` is handled.
+
+Part of the decision core. Which slot a single expert gets is `Placement`'s business; here is the
+order among those of a layer: what cannot have a slot now will follow another into its own.
+"""
+
+from collections.abc import Sequence
+
+from coordinator.placement import Placement
+from coordinator.served_layer import ServedLayer
+from coordinator.slots import Slot, SlotState
+from shm.messages import ExpertUse
+
+
+def seat(
+    placement: Placement,
+    layer: ServedLayer,
+    slot_class: int,
+    hits: list[Slot],
+    misses: Sequence[ExpertUse],
+    now: int,
+) -> list[Slot]:
+    """Lease a slot for every miss that can have one now; queue the others behind a slot.
+
+    Returns the slots to be filled, pinned. What `layer.missing` has already is on its way.
+    """
+    number, slots = layer.need.layer, placement.slots
+    under_way = [slots.find((number, expert)) for expert in sorted(layer.missing)]
+    loading: list[Slot] = []
+    waiting: list[int] = []
+    for use in misses:
+        if use.expert in layer.missing:
+            continue
+        key = (number, use.expert)
+        slot = None
+        if not waiting:
+            slot = placement.room_for(key, is_prompt=layer.is_prompt)
+        if slot is None:
+            waiting.append(use.expert)
+            continue
+        loading.append(placement.lease(slot, key, now))
+        slots.pin(slot)
+        layer.missing.add(use.expert)
+    holders = [*hits, *loading, *filter(None, under_way)]
+    if waiting and not holders:  # guesses have all slots of the class: their reads end without us
+        holders = [
+            slot
+            for slot in slots.slots
+            if slot.slot_class == slot_class and slot.state is SlotState.LOADING
+        ]
+    layer.takes_over = placement.follow(number, waiting, holders, now)
+    layer.n_waiting = len(waiting)
+    return loading
+
+
+def seat_rest(placement: Placement, layer: ServedLayer, n_experts: int, now: int) -> list[Slot]:
+    """Lease slots for the experts of the layer that nobody asked for, as far as slots go without
+    pushing out others of the layer. Returns the slots to be filled."""
+    number, loading = layer.need.layer, []
+    for key in [(number, expert) for expert in range(n_experts)]:
+        if placement.slots.find(key) is not None:
+            continue
+        slot = placement.room_for(key, is_prompt=layer.is_prompt)
+        if slot is None or (slot.key is not None and slot.key[0] == number):
+            break
+        loading.append(placement.lease(slot, key, now))
+        layer.rest.add(key[1])
+    return loading
