@@ -38,6 +38,11 @@ class ServedLayer:
         if expert in self.missing:
             self.missing.remove(expert)
             self.held.append((slot, span))
+        elif expert in self.rest:  # what is held counts as read when all of its layer is there
+            self.held = [
+                (held, ReadSpan(own.start_ns, max(own.stop_ns, span.stop_ns)))
+                for held, own in self.held
+            ]
         return self.without(expert)
 
     def without(self, expert: int) -> list[Arrival]:

@@ -14,6 +14,7 @@ from shm.messages import (
     Grant,
     ReadFailed,
     ReadSlabs,
+    ReadSpan,
     Release,
     SlabsReady,
     SlotLease,
@@ -134,10 +135,11 @@ def test_a_whole_layer_is_read_for_one_miss_and_counts_when_all_is_there() -> No
     assert [(read.layer, read.expert) for read in reads] == [(0, 2), (0, 0), (0, 1), (0, 3)]
     grants = []
     for read in reads:
-        answer = SlabsReady(read.lease, 1, 2, 1000, 0)
+        answer = SlabsReady(read.lease, 1, 5 + read.expert, 1000, 0)
         grants += run.core.residency.handle_ready("io0", answer)
     (grant,) = grants
     assert [location.expert for location in grant.message.locations] == [2]
+    assert grant.message.reads == (ReadSpan(1, 8),), "until the last of the layer was there"
     counters = run.core.residency.counters
     assert (counters.requests, counters.misses) == (1, 1)
     assert (counters.reads, counters.bytes_read) == (4, 4000)
