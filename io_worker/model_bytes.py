@@ -9,6 +9,7 @@ it is compared with the bytes left; text from the file enters a message escaped.
 and not a mapping, so that a file truncated meanwhile is an error and no SIGBUS.
 """
 
+import contextlib
 import errno
 import os
 import stat
@@ -59,6 +60,8 @@ def open_regular(path: str) -> int:
         raise ModelFormatError(path, "file", f"expected a path, found: {error}") from error
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
+        with contextlib.suppress(OSError):  # no read-ahead: it would bring in a megabyte of weights
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         return descriptor
     os.close(descriptor)
     kinds = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
