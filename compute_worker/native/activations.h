@@ -1,13 +1,15 @@
 /* Preparing activations, and exp and SiLU. Included once per instruction set.
  *
- * FAST: per group of 32 values scale = largest magnitude / 127 and bytes = round(value / scale). A
- * group with NaN or infinity gets the scale NaN, so that it is not hidden by rounding.
+ * A group with NaN or infinity gets the scale NaN, so that rounding does not hide it. A group below
+ * TINY is taken as zero: its inverse scale would not be a float32.
  */
+#define TINY 1e-30f
+#define LARGEST_24 8355000.0f /* all digits 127 are 8355711; the product may round up */
 
 INLINE float largest_magnitude(const float *x)
 {
     vf largest = {0};
-    for (int i = 0; i < GROUP; i += LANES)
+    UNROLL for (int i = 0; i < GROUP; i += LANES)
         largest = maximum(largest, (vf)((vu)load_floats(x + i) & 0x7fffffffu));
     return largest_lane(largest);
 }
@@ -21,39 +23,48 @@ INLINE float finite_check(const float *x)
     return sum_lanes(zeros);
 }
 
-static void prepare_bytes(const float *x, int8_t *bytes, float *scale, float *sums)
+/* One group: integers and their signed base-256 digits; digits of plane p lie p * plane_bytes on. */
+INLINE void prepare_group(int planes, const float *x, int8_t *bytes, size_t plane_bytes, float *scale,
+                          group_sums *sums)
 {
+    float most = planes == 1 ? 127.0f : LARGEST_24;
     float largest = largest_magnitude(x);
-    vf inverse = all_floats(largest > 0.0f ? 127.0f / largest : 0.0f);
-    int32_t sum[2] = {0, 0};
-    for (int i = 0; i < GROUP; i += LANES)
-        store_bytes(bytes + i, round_to_int(load_floats(x + i) * inverse));
-    for (int i = 0; i < GROUP; i++)
-        sum[i / 16] += bytes[i];
-    *scale = largest / 127.0f + finite_check(x);
-    sums[0] = (float)sum[0];
-    sums[1] = (float)sum[1];
-    sums[2] = (float)(sum[0] + sum[1]);
+    vf inverse = all_floats(largest > TINY ? most / largest : 0.0f);
+    UNROLL for (int i = 0; i < GROUP; i += LANES) {
+        vi rest = round_to_int(load_floats(x + i) * inverse);
+        UNROLL for (int p = 0; p < planes; p++) {
+            vi digit = (rest << 24) >> 24;
+            store_bytes(bytes + (size_t)p * plane_bytes + i, digit);
+            rest = (rest - digit) >> 8;
+        }
+    }
+    sums->halves[0] = sums->halves[1] = 0.0f;
+    UNROLL for (int p = planes - 1; p >= 0; p--)
+        UNROLL for (int half = 0; half < 2; half++) {
+            const int8_t *digits = bytes + (size_t)p * plane_bytes + 16 * half;
+            int32_t sum = 0;
+            for (int i = 0; i < 16; i++)
+                sum += digits[i];
+            sums->planes[p][half] = sum;
+            sums->halves[half] = sums->halves[half] * 256.0f + (float)sum;
+        }
+    sums->whole = sums->halves[0] + sums->halves[1];
+    *scale = largest / most + finite_check(x);
 }
 
-static void prepare_sums(const float *x, float *sums)
+static void prepare(activations *input, int token, int begin, int end)
 {
-    float sum[2] = {0.0f, 0.0f};
-    for (int i = 0; i < GROUP; i++)
-        sum[i / 16] += x[i];
-    sums[0] = sum[0];
-    sums[1] = sum[1];
-    sums[2] = sum[0] + sum[1];
-}
-
-static void prepare(activations *input, int numerics, size_t begin, size_t end)
-{
-    for (size_t i = begin; i < end; i++)
-        if (numerics == FAST)
-            prepare_bytes(input->values + GROUP * i, input->bytes + GROUP * i, input->scales + i,
-                          input->sums + 3 * i);
+    size_t n_groups = (size_t)input->n_groups, planes = (size_t)input->planes;
+    for (size_t g = (size_t)begin; g < (size_t)end; g++) {
+        size_t at = (size_t)token * n_groups + g;
+        const float *x = input->values + GROUP * at;
+        int8_t *bytes = input->bytes + GROUP * ((size_t)token * n_groups * planes + g);
+        if (planes == 1)
+            prepare_group(1, x, bytes, GROUP * n_groups, input->scales + at, input->sums + at);
         else
-            prepare_sums(input->values + GROUP * i, input->sums + 3 * i);
+            prepare_group(MAX_PLANES, x, bytes, GROUP * n_groups, input->scales + at,
+                          input->sums + at);
+    }
 }
 
 /* exp, relative error below 1e-7 for |x| <= 87; smaller arguments give exp(-87), larger exp(88).

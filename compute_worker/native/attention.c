@@ -140,14 +140,15 @@ int moe_attention(moe_engine *engine, const float *q, const moe_kv *kv, int laye
         .n_tokens = n_tokens, .tables = tables, .sequence_of_token = sequence_of_token,
         .positions = positions, .out = out,
     };
+    int planes = planes_for(&engine->set->types[kv->type], EXACT);
     size_t span_bytes = ((size_t)n_tokens + 1) * sizeof(int32_t);
     void *scratch = engine_scratch(
-        engine, activation_bytes(n_queries, kv->head_width) + span_bytes + 64);
+        engine, activation_bytes(n_queries, kv->head_width, planes) + span_bytes + 64);
     if (!scratch)
         return -1;
-    carve_activations(&job.queries, &scratch, n_queries, kv->head_width);
+    carve_activations(&job.queries, &scratch, n_queries, kv->head_width, planes);
     job.spans = carve(&scratch, span_bytes);
-    take_activations(engine, &job.queries, EXACT, q, n_queries, kv->head_width);
+    take_activations(engine, &job.queries, q, n_queries, kv->head_width);
     job.n_spans = find_spans(job.spans, sequence_of_token, n_tokens, n_heads / kv->n_kv_heads);
     threads_run(engine->pool, attention_part, &job, job.n_spans * kv->n_kv_heads);
     return 0;

@@ -70,32 +70,40 @@ size_t row_bytes_of(const type_kernels *type, int n_columns)
     return (size_t)(n_columns / type->block_columns) * (size_t)type->block_bytes;
 }
 
-static int groups_of(int n_columns)
+int planes_for(const type_kernels *type, int numerics)
 {
-    return (n_columns + GROUP - 1) / GROUP;
+    return type->is_float ? 0 : numerics == FAST ? 1 : MAX_PLANES;
 }
 
-size_t activation_bytes(int n_tokens, int n_columns)
+/* Whole tiles; a tile of a float type is two groups. */
+static int groups_of(int n_columns, int planes)
 {
-    size_t n_groups = (size_t)n_tokens * (size_t)groups_of(n_columns);
-    return aligned(n_groups * GROUP * 4) + aligned(n_groups * GROUP) + aligned(n_groups * 4) +
-           aligned(n_groups * 12);
+    int tile_columns = planes ? TILE_COLUMNS : 2 * GROUP;
+    return (n_columns + tile_columns - 1) / tile_columns * (tile_columns / GROUP);
 }
 
-void carve_activations(activations *input, void **scratch, int n_tokens, int n_columns)
+size_t activation_bytes(int n_tokens, int n_columns, int planes)
 {
-    size_t n_groups = (size_t)n_tokens * (size_t)groups_of(n_columns);
-    input->n_groups = groups_of(n_columns);
-    input->values = carve(scratch, n_groups * GROUP * 4);
-    input->bytes = carve(scratch, n_groups * GROUP);
-    input->scales = carve(scratch, n_groups * 4);
-    input->sums = carve(scratch, n_groups * 12);
+    size_t n_groups = (size_t)n_tokens * (size_t)groups_of(n_columns, planes);
+    return aligned(n_groups * GROUP * sizeof(float)) + aligned(n_groups * GROUP * (size_t)planes) +
+           aligned(n_groups * sizeof(float)) + aligned(n_groups * sizeof(group_sums));
+}
+
+void carve_activations(activations *input, void **scratch, int n_tokens, int n_columns, int planes)
+{
+    size_t n_groups = (size_t)n_tokens * (size_t)groups_of(n_columns, planes);
+    input->n_groups = groups_of(n_columns, planes);
+    input->planes = planes;
+    input->values = carve(scratch, n_groups * GROUP * sizeof(float));
+    input->bytes = carve(scratch, n_groups * GROUP * (size_t)planes);
+    input->scales = carve(scratch, n_groups * sizeof(float));
+    input->sums = carve(scratch, n_groups * sizeof(group_sums));
 }
 
 typedef struct {
     const instruction_set *set;
     activations *input;
-    int numerics, n_tokens;
+    int n_tokens;
 } prepare_job;
 
 enum { PREPARED_AT_ONCE = 8 }; /* tokens per part: some microseconds of work */
@@ -103,14 +111,13 @@ enum { PREPARED_AT_ONCE = 8 }; /* tokens per part: some microseconds of work */
 static void prepare_part(void *context, int part)
 {
     prepare_job *job = context;
-    int begin = part * PREPARED_AT_ONCE, end = begin + PREPARED_AT_ONCE;
-    end = end < job->n_tokens ? end : job->n_tokens;
-    size_t n_groups = (size_t)job->input->n_groups;
-    job->set->prepare(job->input, job->numerics, (size_t)begin * n_groups, (size_t)end * n_groups);
+    int end = (part + 1) * PREPARED_AT_ONCE;
+    for (int token = part * PREPARED_AT_ONCE; token < end && token < job->n_tokens; token++)
+        job->set->prepare(job->input, token, 0, job->input->n_groups);
 }
 
-void take_activations(moe_engine *engine, activations *input, int numerics, const float *x,
-                      int n_tokens, int n_columns)
+void take_activations(moe_engine *engine, activations *input, const float *x, int n_tokens,
+                      int n_columns)
 {
     size_t padded = (size_t)input->n_groups * GROUP;
     if (padded == (size_t)n_columns) {
@@ -118,11 +125,13 @@ void take_activations(moe_engine *engine, activations *input, int numerics, cons
     } else {
         for (int i = 0; i < n_tokens; i++) {
             float *row = input->values + (size_t)i * padded;
-            memcpy(row, x + (size_t)i * (size_t)n_columns, 4 * (size_t)n_columns);
-            memset(row + n_columns, 0, 4 * (padded - (size_t)n_columns));
+            memcpy(row, x + (size_t)i * (size_t)n_columns, sizeof(float) * (size_t)n_columns);
+            memset(row + n_columns, 0, sizeof(float) * (padded - (size_t)n_columns));
         }
     }
-    prepare_job job = {engine->set, input, numerics, n_tokens};
-    threads_run(engine->pool, prepare_part, &job,
-                (n_tokens + PREPARED_AT_ONCE - 1) / PREPARED_AT_ONCE);
+    if (input->planes) {
+        prepare_job job = {engine->set, input, n_tokens};
+        threads_run(engine->pool, prepare_part, &job,
+                    (n_tokens + PREPARED_AT_ONCE - 1) / PREPARED_AT_ONCE);
+    }
 }

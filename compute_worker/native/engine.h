@@ -13,16 +13,20 @@
 
 #include "api.h"
 
-/* Every type with kernels: number, name in the code, columns and bytes of a block. */
-#define FLOAT_TYPES(each) \
-    each(TYPE_F32, f32, 1, 4) each(TYPE_F16, f16, 1, 2) each(TYPE_BF16, bf16, 1, 2)
+/* Every type with kernels: number, name in the code, columns and bytes of a block, and the kind of
+ * multiplication that its tiles get (multiply.h). */
+#define FLOAT_TYPES(each)                                                                         \
+    each(TYPE_F32, f32, 1, 4, floats) each(TYPE_F16, f16, 1, 2, floats)                           \
+    each(TYPE_BF16, bf16, 1, 2, floats)
 #define QUANTISED_TYPES(each)                                                                     \
-    each(TYPE_Q4_0, q4_0, 32, 18) each(TYPE_Q4_1, q4_1, 32, 20) each(TYPE_Q5_0, q5_0, 32, 22)     \
-    each(TYPE_Q5_1, q5_1, 32, 24) each(TYPE_Q8_0, q8_0, 32, 34) each(TYPE_IQ4_NL, iq4_nl, 32, 18) \
-    each(TYPE_MXFP4, mxfp4, 32, 17) each(TYPE_Q2_K, q2_k, 256, 84)                                \
-    each(TYPE_Q3_K, q3_k, 256, 110) each(TYPE_Q4_K, q4_k, 256, 144)                               \
-    each(TYPE_Q5_K, q5_k, 256, 176) each(TYPE_Q6_K, q6_k, 256, 210)                               \
-    each(TYPE_IQ4_XS, iq4_xs, 256, 136)
+    each(TYPE_Q4_0, q4_0, 32, 18, scales_32) each(TYPE_Q4_1, q4_1, 32, 20, scales_32_minima)      \
+    each(TYPE_Q5_0, q5_0, 32, 22, scales_32) each(TYPE_Q5_1, q5_1, 32, 24, scales_32_minima)      \
+    each(TYPE_Q8_0, q8_0, 32, 34, scales_32_wide)                                                 \
+    each(TYPE_IQ4_NL, iq4_nl, 32, 18, scales_32_wide) each(TYPE_MXFP4, mxfp4, 32, 17, scales_32)  \
+    each(TYPE_Q2_K, q2_k, 256, 84, scales_16_minima) each(TYPE_Q3_K, q3_k, 256, 110, scales_16)   \
+    each(TYPE_Q4_K, q4_k, 256, 144, scales_32_minima)                                             \
+    each(TYPE_Q5_K, q5_k, 256, 176, scales_32_minima) each(TYPE_Q6_K, q6_k, 256, 210, scales_16)  \
+    each(TYPE_IQ4_XS, iq4_xs, 256, 136, scales_32_wide)
 
 enum { EXACT = 0, FAST = 1, N_NUMERICS = 2 };
 
@@ -40,17 +44,30 @@ enum {
     TILE_COLUMNS = GROUP * GROUPS_PER_TILE,
     TOKENS_AT_ONCE = 64, /* tokens per unpacked tile: their sums stay in the first-level cache */
     KV_TILE = 64,        /* positions per block of the KV cache */
+    MAX_PLANES = 3,
 };
 
-/* T tokens of n_columns values, ready to be multiplied. Columns are padded with zeros to whole
- * groups. `sums` holds per group the sum of its first 16, of its last 16, and of all 32 values
- * (FAST: of the integers): what minima and offsets of the weights are multiplied with. */
+/* Sums of the activation integers of a group, which offsets (planes) and minima (floats) of the
+ * weights are multiplied with. */
 typedef struct {
-    int n_groups;
-    float *values;       /* (T, 32 * n_groups); only read once it is prepared */
-    int8_t *bytes;       /* (T, 32 * n_groups) FAST: value = bytes * scale */
-    float *scales;       /* (T, n_groups) FAST */
-    float *sums;         /* (T, n_groups, 3) */
+    int32_t planes[MAX_PLANES][2]; /* of each plane: first and last 16 columns */
+    float halves[2], whole;        /* of the whole integers */
+} group_sums;
+
+/* T tokens ready to be multiplied, filled up with zeros to whole tiles.
+ *
+ * Quantised weights are multiplied with integers: value = scale * integer, one scale per group of 32.
+ *   FAST   8 bits: scale = largest magnitude / 127
+ *   EXACT  24 bits: scale = largest magnitude / 8355000, integer = 65536 a + 256 b + c with signed
+ *          bytes a, b, c, a plane each. It rounds by 2^-24 of the group's largest value, as one
+ *          float32 addition of that value would, and all that follows within a group is exact.
+ * Float weights are multiplied with the values themselves (planes is 0). */
+typedef struct {
+    int n_groups, planes;
+    float *values;    /* (T, 32 * n_groups); only read once it is prepared */
+    int8_t *bytes;    /* (T, planes, 32 * n_groups), c first */
+    float *scales;    /* (T, n_groups) */
+    group_sums *sums; /* (T, n_groups) */
 } activations;
 
 /* Rows [begin, end) of a matrix times some tokens. For i of [0, n_tokens): token tokens[i] of the
@@ -73,7 +90,7 @@ typedef struct {
 typedef void multiply_rows(const row_job *job, const moe_grids *grids, int begin, int end);
 
 typedef struct {
-    int block_columns, block_bytes;
+    int block_columns, block_bytes, is_float;
     multiply_rows *multiply[N_NUMERICS]; /* NULL: no kernel for this type */
 } type_kernels;
 
@@ -81,9 +98,8 @@ typedef struct {
 typedef struct {
     const char *name;
     type_kernels types[N_TYPES];
-    /* Fill bytes, scales and sums (FAST) or sums (EXACT) of groups [begin, end) from values; groups
-     * are counted through all tokens. */
-    void (*prepare)(activations *input, int numerics, size_t begin, size_t end);
+    /* Fill bytes, scales and sums of groups [begin, end) of one token from its values. */
+    void (*prepare)(activations *input, int token, int begin, int end);
     /* out[i] = silu(gate[i]) * up[i], n a multiple of 16 */
     void (*silu_product)(const float *gate, const float *up, float *out, int n);
     /* The scores (64) of one query and one tile, times `scale`, become weights exp(score - largest);
@@ -125,12 +141,15 @@ void *carve(void **scratch, size_t n_bytes);
 
 size_t row_bytes_of(const type_kernels *type, int n_columns);
 
-/* Room for the activations of some tokens, and its place in scratch. */
-size_t activation_bytes(int n_tokens, int n_columns);
-void carve_activations(activations *input, void **scratch, int n_tokens, int n_columns);
+/* Planes that a matrix of this type wants its activations in. */
+int planes_for(const type_kernels *type, int numerics);
 
-/* Prepare x (T, n_columns); it is used in place where n_columns is a multiple of 32, else copied. */
-void take_activations(moe_engine *engine, activations *input, int numerics, const float *x,
-                      int n_tokens, int n_columns);
+/* Room for the activations of some tokens, and its place in scratch. */
+size_t activation_bytes(int n_tokens, int n_columns, int planes);
+void carve_activations(activations *input, void **scratch, int n_tokens, int n_columns, int planes);
+
+/* Prepare x (T, n_columns); it is used in place where its rows are whole tiles, else copied. */
+void take_activations(moe_engine *engine, activations *input, const float *x, int n_tokens,
+                      int n_columns);
 
 #endif

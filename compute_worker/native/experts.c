@@ -60,6 +60,16 @@ static void multiply_inner(const experts_round *round, const type_kernels *type,
     type->multiply[round->numerics](&job, &round->engine->grids, begin, end);
 }
 
+/* One group of the inner activations of a pair, from its gate and up values. */
+static void prepare_inner(experts_round *round, int pair, int group, const float *gate,
+                          const float *up)
+{
+    size_t at = (size_t)pair * (size_t)round->inner.n_groups + (size_t)group;
+    round->engine->set->silu_product(gate, up, round->inner.values + GROUP * at, GROUP);
+    if (round->inner.planes)
+        round->engine->set->prepare(&round->inner, pair, group, group + 1);
+}
+
 static void gate_up_part(void *context, int part)
 {
     experts_round *round = context;
@@ -82,11 +92,8 @@ static void gate_up_part(void *context, int part)
         multiply_inner(round, round->up, share->up, share->gate + gate_end, begin, end, first, n, up);
         for (int i = 0; i < n; i++)
             for (int row = 0; row < end - begin; row += GROUP) {
-                size_t group = (size_t)(first + i) * (size_t)round->inner.n_groups +
-                               (size_t)((begin + row) / GROUP);
-                round->engine->set->silu_product(gate + i * stride + row, up + i * stride + row,
-                                                 round->inner.values + GROUP * group, GROUP);
-                round->engine->set->prepare(&round->inner, round->numerics, group, group + 1);
+                int group = (begin + row) / GROUP;
+                prepare_inner(round, first + i, group, gate + i * stride + row, up + i * stride + row);
             }
     }
 }
@@ -125,6 +132,22 @@ static void run_round(experts_round *round)
     round->n_shares = round->n_pairs = 0;
 }
 
+/* Groups beyond the expert's width, up to a whole tile, are zero in all rounds. */
+static void clear_padding(activations *inner, int n_pairs, int expert_width)
+{
+    int first = (expert_width + GROUP - 1) / GROUP;
+    size_t n_groups = (size_t)inner->n_groups, planes = (size_t)inner->planes;
+    for (size_t pair = 0; pair < (size_t)n_pairs; pair++)
+        for (size_t g = (size_t)first; g < n_groups; g++) {
+            size_t at = pair * n_groups + g;
+            memset(inner->values + GROUP * at, 0, GROUP * sizeof(float));
+            for (size_t p = 0; p < planes; p++)
+                memset(inner->bytes + GROUP * ((pair * planes + p) * n_groups + g), 0, GROUP);
+            inner->scales[at] = 0.0f;
+            inner->sums[at] = (group_sums){0};
+        }
+}
+
 static void add_pairs(experts_round *round, const uint64_t *addresses, const int32_t *pairs, int n,
                       int n_active)
 {
@@ -157,14 +180,18 @@ int moe_expert_blocks(moe_engine *engine, int numerics, int gate_type, int up_ty
         .engine = engine, .numerics = numerics, .width = width, .expert_width = expert_width,
         .gate = types + gate_type, .up = types + up_type, .down = types + down_type, .out = out,
     };
-    int inner_pairs = smaller(ROUND_PAIRS, n_tokens * n_active);
-    void *scratch = engine_scratch(engine, activation_bytes(n_tokens, width) +
-                                               activation_bytes(inner_pairs, expert_width));
+    int n_inner = smaller(ROUND_PAIRS, n_tokens * n_active);
+    int planes = planes_for(round.gate, numerics), up_planes = planes_for(round.up, numerics);
+    int inner_planes = planes_for(round.down, numerics);
+    planes = planes > up_planes ? planes : up_planes;
+    void *scratch = engine_scratch(engine, activation_bytes(n_tokens, width, planes) +
+                                               activation_bytes(n_inner, expert_width, inner_planes));
     if (!scratch)
         return -1;
-    carve_activations(&round.input, &scratch, n_tokens, width);
-    carve_activations(&round.inner, &scratch, inner_pairs, expert_width);
-    take_activations(engine, &round.input, numerics, x, n_tokens, width);
+    carve_activations(&round.input, &scratch, n_tokens, width, planes);
+    carve_activations(&round.inner, &scratch, n_inner, expert_width, inner_planes);
+    clear_padding(&round.inner, n_inner, expert_width);
+    take_activations(engine, &round.input, x, n_tokens, width);
     for (int i = 0; i < n_experts; i++) {
         add_pairs(&round, addresses + 3 * i, pairs, pair_counts[i], n_active);
         pairs += pair_counts[i];

@@ -34,11 +34,12 @@ int moe_matmul(moe_engine *engine, int numerics, int type, const void *weights, 
 {
     const type_kernels *kernels = &engine->set->types[type];
     activations input;
-    void *scratch = engine_scratch(engine, activation_bytes(n_tokens, n_columns));
+    int planes = planes_for(kernels, numerics);
+    void *scratch = engine_scratch(engine, activation_bytes(n_tokens, n_columns, planes));
     if (!scratch)
         return -1;
-    carve_activations(&input, &scratch, n_tokens, n_columns);
-    take_activations(engine, &input, numerics, x, n_tokens, n_columns);
+    carve_activations(&input, &scratch, n_tokens, n_columns, planes);
+    take_activations(engine, &input, x, n_tokens, n_columns);
     matmul_job job = {
         .rows = {.weights = weights, .n_columns = n_columns,
                  .row_bytes = row_bytes_of(kernels, n_columns), .input = &input,

@@ -2,146 +2,143 @@
  *
  * Per row and token, for each group of 32 columns in ascending order:
  *
- *     FAST   part = scale * sum(bytes * activation bytes)      integers, exact in any order
- *            sum += activation scale * (part + minimum * sum(activation bytes))
- *     EXACT  part = scale * sum(bytes * activations)           float32, two chains: even, odd words
- *            sum += part + minimum * sum(activations)
+ *     dot  = sum(bytes * activation integers)        integers, exact in any order
+ *     part = scale * dot + minimum * sum(activation integers)
+ *     sum += activation scale * part                 one fused multiply-add
  *
- * with one fused multiply-add per step. Tokens are taken 8 (AVX2: 4), 2 or 1 at a time to reuse a
- * loaded word; that changes no operation of any one token.
+ * EXACT has activations of 24 bits in three planes of 8: the dots of the planes are put together as
+ * float32. Float weights: two chains of multiply-adds per group (even and odd columns), then added.
+ * Several tokens at once reuse a loaded word; that changes no operation of any one token.
  */
 
-/* Pointers into the activations of one token, at the first group of a tile. */
-typedef struct {
-    const float *values;
-    const int8_t *bytes;
-    const float *scales, *sums;
-} token_view;
-
-INLINE token_view view_token(const activations *input, int token, int group)
+INLINE token_view view_token(const row_job *job, int i, int group)
 {
-    size_t at = (size_t)token * (size_t)input->n_groups + (size_t)group;
-    return (token_view){input->values + GROUP * at, input->bytes + GROUP * at, input->scales + at,
-                        input->sums + 3 * at};
+    const activations *input = job->input;
+    size_t token = (size_t)(job->tokens ? job->tokens[i] : job->first_token + i);
+    size_t groups = (size_t)input->n_groups, at = token * groups + (size_t)group;
+    return (token_view){
+        .values = input->values + GROUP * at,
+        .bytes = input->bytes + GROUP * (token * groups * (size_t)input->planes + (size_t)group),
+        .scales = input->scales + at,
+        .sums = input->sums + at,
+        .plane_bytes = GROUP * groups,
+    };
 }
 
-INLINE void multiply_fast(const tile *t, const token_view *x, int n, int n_groups, layout type,
-                          vf *sums)
+/* A stored tile times n tokens, n a constant to the compiler. */
+INLINE void multiply_integers(const stored_tile *t, plan how, const token_view *x, int n,
+                              int n_groups, vf *sums)
 {
+    int n_words = 8 / how.type.subgroups;
     for (int g = 0; g < n_groups; g++) {
         vf part[TOKENS_PER_PASS];
-        for (int half = 0; half < type.subgroups; half++) {
-            int n_words = 8 / type.subgroups, sub = type.subgroups * g + half;
-            const vu *words = t->words + n_words * sub;
-            vi dots[TOKENS_PER_PASS];
-            for (int i = 0; i < n; i++)
-                dots[i] = (vi){0};
-            for (int j = 0; j < n_words; j++)
-                for (int i = 0; i < n; i++)
-                    dots[i] = dot_bytes(dots[i], words[j],
-                                        four_bytes(x[i].bytes + 4 * (8 * g + n_words * half + j)),
-                                        type.wide);
-            for (int i = 0; i < n; i++) {
-                vf byte_sum = all_floats(x[i].sums[3 * g + (type.subgroups == 1 ? 2 : half)]);
-                vf dot = to_float(dots[i]);
-                if (type.offset && !(type.wide && WIDE_DOT_IS_SIGNED))
-                    dot = multiply_add(all_floats((float)-type.offset), byte_sum, dot);
-                part[i] = half == 0 ? dot * t->scale[sub] : multiply_add(dot, t->scale[sub], part[i]);
-                if (type.has_minimum)
-                    part[i] = multiply_add(t->minimum[sub], byte_sum, part[i]);
+        UNROLL for (int half = 0; half < how.type.subgroups; half++) {
+            int s = how.type.subgroups * g + half;
+            vi dots[TOKENS_PER_PASS][MAX_PLANES];
+            UNROLL for (int i = 0; i < n; i++)
+                UNROLL for (int p = 0; p < how.planes; p++)
+                    dots[i][p] = first_dot(how.type, x[i].sums + g, p, half);
+            UNROLL for (int j = 0; j < n_words; j++) {
+                vu word = t->words[n_words * s + j];
+                size_t at = (size_t)(4 * (n_words * s + j));
+                UNROLL for (int i = 0; i < n; i++)
+                    UNROLL for (int p = 0; p < how.planes; p++) {
+                        const int8_t *four = x[i].bytes + (size_t)p * x[i].plane_bytes + at;
+                        dots[i][p] = dot_bytes(dots[i][p], word, four_bytes(four), how.type.wide);
+                    }
             }
+            UNROLL for (int i = 0; i < n; i++)
+                part[i] = add_subgroup(how.type, half, join_planes(how.planes, dots[i]), t->scale[s],
+                                       t->minimum[s], x[i].sums + g, part[i]);
         }
-        for (int i = 0; i < n; i++)
+        UNROLL for (int i = 0; i < n; i++)
             sums[i] = multiply_add(part[i], all_floats(x[i].scales[g]), sums[i]);
     }
 }
 
-INLINE void multiply_exact(const tile *t, const token_view *x, int n, int n_groups, layout type,
-                           vf *sums)
+INLINE void multiply_floats(const stored_tile *t, const token_view *x, int n, vf *sums)
 {
-    vu offsets = (vu){0} + 0x01010101u * (uint32_t)type.offset;
-    for (int g = 0; g < n_groups; g++)
-        for (int half = 0; half < type.subgroups; half++) {
-            int n_words = 8 / type.subgroups, sub = type.subgroups * g + half;
-            vf chain[2][TOKENS_PER_PASS];
-            for (int i = 0; i < n; i++)
-                chain[0][i] = chain[1][i] = (vf){0};
-            for (int j = 0; j < n_words; j++) {
-                int k = 4 * (8 * g + n_words * half + j);
-                vu word = t->words[n_words * sub + j];
-                if (type.offset)
-                    word = subtract_bytes(word, offsets);
-                for (int b = 0; b < 4; b++) {
-                    vf weight = to_float(type.offset ? signed_byte(word, b) : unsigned_byte(word, b));
-                    for (int i = 0; i < n; i++)
-                        chain[j % 2][i] = multiply_add(weight, all_floats(x[i].values[k + b]),
-                                                       chain[j % 2][i]);
-                }
-            }
-            for (int i = 0; i < n; i++) {
-                sums[i] = multiply_add(chain[0][i] + chain[1][i], t->scale[sub], sums[i]);
-                if (type.has_minimum)
-                    sums[i] = multiply_add(
-                        t->minimum[sub],
-                        all_floats(x[i].sums[3 * g + (type.subgroups == 1 ? 2 : half)]), sums[i]);
-            }
-        }
-}
-
-/* Four chains per group: column k goes to chain k % 4. */
-INLINE void multiply_float(const tile *t, const token_view *x, int n, int n_groups, vf *sums)
-{
-    for (int g = 0; g < n_groups; g++) {
-        vf chain[2][TOKENS_PER_PASS];
-        for (int i = 0; i < n; i++)
-            chain[0][i] = chain[1][i] = (vf){0};
-        for (int k = GROUP * g; k < GROUP * (g + 1); k++)
-            for (int i = 0; i < n; i++)
-                chain[k % 2][i] = multiply_add((vf)t->words[k], all_floats(x[i].values[k]),
-                                               chain[k % 2][i]);
-        for (int i = 0; i < n; i++)
-            sums[i] += chain[0][i] + chain[1][i];
+    for (int g = 0; g < FLOAT_TILE_COLUMNS / GROUP; g++) {
+        vf chains[2][TOKENS_PER_PASS];
+        UNROLL for (int i = 0; i < n; i++)
+            chains[0][i] = chains[1][i] = (vf){0};
+        for (int k = GROUP * g; k < GROUP * (g + 1); k += 2)
+            UNROLL for (int odd = 0; odd < 2; odd++)
+                UNROLL for (int i = 0; i < n; i++)
+                    chains[odd][i] = multiply_add((vf)t->words[k + odd],
+                                                  all_floats(x[i].values[k + odd]), chains[odd][i]);
+        UNROLL for (int i = 0; i < n; i++)
+            sums[i] += chains[0][i] + chains[1][i];
     }
 }
 
-/* n tokens, a constant to the compiler, so that their sums live in registers. */
-INLINE void multiply_pass(const tile *t, const row_job *job, int first, int n, int group,
-                          int n_groups, layout type, int numerics, vf *sums)
+/* Tokens first .. first+n-1 of the job, n a constant; their sums are in registers meanwhile. */
+INLINE void multiply_pass(const stored_tile *t, plan how, const row_job *job, int first, int n, int group,
+                          int n_groups, vf *sums)
 {
     token_view views[TOKENS_PER_PASS];
     vf held[TOKENS_PER_PASS];
-    for (int i = 0; i < n; i++) {
-        int token = job->tokens ? job->tokens[first + i] : job->first_token + first + i;
-        views[i] = view_token(job->input, token, group);
+    UNROLL for (int i = 0; i < n; i++) {
+        views[i] = view_token(job, first + i, group);
         held[i] = sums[i];
     }
-    if (type.is_float)
-        multiply_float(t, views, n, n_groups, held);
-    else if (numerics == FAST)
-        multiply_fast(t, views, n, n_groups, type, held);
+    if (how.type.is_float)
+        multiply_floats(t, views, n, held);
     else
-        multiply_exact(t, views, n, n_groups, type, held);
-    for (int i = 0; i < n; i++)
+        multiply_integers(t, how, views, n, n_groups, held);
+    UNROLL for (int i = 0; i < n; i++)
         sums[i] = held[i];
 }
 
-INLINE void multiply_tile(const tile *t, const row_job *job, int first, int n_tokens, int group,
-                          int n_groups, layout type, int numerics, vf *sums)
+INLINE void multiply_stored(const stored_tile *t, plan how, const row_job *job, int first, int n_tokens,
+                            int group, int n_groups, vf *sums)
 {
-    int i = 0;
-    for (; i + TOKENS_PER_PASS <= n_tokens; i += TOKENS_PER_PASS)
-        multiply_pass(t, job, first + i, TOKENS_PER_PASS, group, n_groups, type, numerics, sums + i);
-    for (; i + 2 <= n_tokens; i += 2)
-        multiply_pass(t, job, first + i, 2, group, n_groups, type, numerics, sums + i);
-    if (i < n_tokens)
-        multiply_pass(t, job, first + i, 1, group, n_groups, type, numerics, sums + i);
+    int at_once = how.planes == 1 ? TOKENS_PER_PASS : TOKENS_PER_PASS / 2, i = 0;
+    for (; i + at_once <= n_tokens; i += at_once)
+        multiply_pass(t, how, job, first + i, at_once, group, n_groups, sums + i);
+    for (; i < n_tokens; i++)
+        multiply_pass(t, how, job, first + i, 1, group, n_groups, sums + i);
 }
 
-enum { EDGE_BYTES = LANES * 34 * GROUPS_PER_TILE }; /* Q8_0 has the largest tile */
+/* The multiplication of a stored tile is the same for all types of a kind, so it is compiled once per
+ * kind and numerics; the unpacking that stores is the same for both numerics. */
+typedef void unpack_tile(tile *t, const row_pointers *rows, const moe_grids *grids);
+typedef void multiply_tile(const stored_tile *t, layout type, const row_job *job, int first, int n_tokens,
+                           int group, int n_groups, vf *sums);
+
+#define MULTIPLY_TILE(kind, ...)                                                                  \
+    static void kind##_fast(const stored_tile *t, layout type, const row_job *job, int first,            \
+                            int n_tokens, int group, int n_groups, vf *sums)                      \
+    {                                                                                             \
+        plan how = {{.offset = type.offset, __VA_ARGS__}, 1, 0};                                  \
+        multiply_stored(t, how, job, first, n_tokens, group, n_groups, sums);                               \
+    }                                                                                             \
+    static void kind##_exact(const stored_tile *t, layout type, const row_job *job, int first,           \
+                             int n_tokens, int group, int n_groups, vf *sums)                     \
+    {                                                                                             \
+        plan how = {{.offset = type.offset, __VA_ARGS__}, MAX_PLANES, 0};                         \
+        multiply_stored(t, how, job, first, n_tokens, group, n_groups, sums);                               \
+    }
+
+MULTIPLY_TILE(scales_32, .subgroups = 1)
+MULTIPLY_TILE(scales_32_wide, .subgroups = 1, .wide = 1)
+MULTIPLY_TILE(scales_32_minima, .subgroups = 1, .has_minimum = 1)
+MULTIPLY_TILE(scales_16, .subgroups = 2)
+MULTIPLY_TILE(scales_16_minima, .subgroups = 2, .has_minimum = 1)
+
+static void floats_fast(const stored_tile *t, layout type, const row_job *job, int first, int n_tokens,
+                        int group, int n_groups, vf *sums)
+{
+    plan how = {{.is_float = 1}, 1, 0};
+    (void)type;
+    multiply_stored(t, how, job, first, n_tokens, group, n_groups, sums);
+}
+
+enum { EDGE_BYTES = LANES * 4 * FLOAT_TILE_COLUMNS }; /* F32 has the largest tile */
 
 /* A tile that sticks out of the matrix, copied with zeros around it: kernels never read a byte that
- * is not the matrix's own. Rows below the last repeat nothing, they are zero and not stored. */
-INLINE const uint8_t *copy_edge(uint8_t *edge, const uint8_t *p, size_t row_bytes, int n_rows,
+ * is not the matrix's own. */
+static const uint8_t *copy_edge(uint8_t *edge, const uint8_t *p, size_t row_bytes, int n_rows,
                                 size_t n_bytes, size_t tile_bytes)
 {
     memset(edge, 0, LANES * tile_bytes);
@@ -150,70 +147,96 @@ INLINE const uint8_t *copy_edge(uint8_t *edge, const uint8_t *p, size_t row_byte
     return edge;
 }
 
-/* Ask for the bytes of the next LANES rows while these are multiplied: the same share of them as
- * this tile is of these, in the order of memory. */
-INLINE void prefetch_share(const uint8_t *begin, size_t n_bytes, int part, int n_parts)
+/* LANES rows of the matrix, or n_rows where it ends. */
+typedef struct {
+    const row_job *job;
+    const moe_grids *grids;
+    const uint8_t *rows;
+    const uint8_t *next; /* rows to ask for, or NULL */
+    int n_rows, tile_columns;
+    size_t tile_bytes;
+} row_group;
+
+INLINE int tiles_of(const row_group *g)
 {
-    size_t first = n_bytes * (size_t)part / (size_t)n_parts;
-    size_t last = n_bytes * (size_t)(part + 1) / (size_t)n_parts;
-    for (size_t i = first; i < last; i += 64)
-        __builtin_prefetch(begin + i, 0, 2);
+    return (g->job->n_columns + g->tile_columns - 1) / g->tile_columns;
 }
 
-typedef void unpack_tile(tile *t, const uint8_t *p, size_t stride, const moe_grids *grids);
-
-/* All tiles of one group of rows times at most TOKENS_AT_ONCE tokens. */
-INLINE void multiply_row_group(const row_job *job, const moe_grids *grids, const uint8_t *rows,
-                               int n_rows, const uint8_t *next, int first, int n, layout type,
-                               int tile_columns, size_t tile_bytes, unpack_tile *unpack,
-                               int numerics, vf *sums)
+/* The rows of tile c, and what to ask for meanwhile: the same share of the next rows. */
+INLINE row_pointers point_tile(const row_group *g, int c, uint8_t *edge, tile *t)
 {
-    int tile_groups = tile_columns / GROUP;
-    int n_tiles = (job->input->n_groups + tile_groups - 1) / tile_groups;
+    const uint8_t *p = g->rows + (size_t)c * g->tile_bytes;
+    size_t left = g->job->row_bytes - (size_t)c * g->tile_bytes;
+    t->ahead = g->next ? g->next + (size_t)c * LANES * g->tile_bytes : p;
+    t->ahead_end = t->ahead + LANES * g->tile_bytes;
+    if (g->n_rows == LANES && left >= g->tile_bytes)
+        return point_rows(p, g->job->row_bytes);
+    return point_rows(copy_edge(edge, p, g->job->row_bytes, g->n_rows,
+                                left < g->tile_bytes ? left : g->tile_bytes, g->tile_bytes),
+                      g->tile_bytes);
+}
+
+/* All tiles times n <= TOKENS_AT_ONCE tokens from number `first` on. */
+static void multiply_several(const row_group *g, layout type, int first, int n, unpack_tile *unpack,
+                             multiply_tile *multiply, vf *sums)
+{
     uint8_t edge[EDGE_BYTES];
+    stored_tile stored;
     tile t;
+    int n_groups = g->tile_columns / GROUP;
     for (int i = 0; i < n; i++)
         sums[i] = (vf){0};
-    for (int c = 0; c < n_tiles; c++) {
-        const uint8_t *p = rows + (size_t)c * tile_bytes;
-        size_t left = job->row_bytes - (size_t)c * tile_bytes;
-        int groups = job->input->n_groups - c * tile_groups;
-        if (next)
-            prefetch_share(next, LANES * job->row_bytes, c, n_tiles);
-        if (n_rows < LANES || left < tile_bytes)
-            unpack(&t, copy_edge(edge, p, job->row_bytes, n_rows,
-                                 left < tile_bytes ? left : tile_bytes, tile_bytes),
-                   tile_bytes, grids);
-        else
-            unpack(&t, p, job->row_bytes, grids);
-        multiply_tile(&t, job, first, n, c * tile_groups,
-                      groups < tile_groups ? groups : tile_groups, type, numerics, sums);
+    for (int c = 0; c < tiles_of(g); c++) {
+        row_pointers rows = point_tile(g, c, edge, &t);
+        t.words = stored.words;
+        t.scales = stored.scale;
+        t.minima = stored.minimum;
+        unpack(&t, &rows, g->grids);
+        ask_for_rest(&t);
+        multiply(&stored, type, g->job, first, n, c * n_groups, n_groups, sums);
     }
 }
 
-INLINE void multiply_rows_of(const row_job *job, const moe_grids *grids, int begin, int end,
-                             layout type, int block_columns, int block_bytes, unpack_tile *unpack,
-                             int numerics)
+INLINE void store_sums(const row_job *job, int row, int n_rows, int first, int n, const vf *sums)
 {
-    int tile_columns = type.is_float ? FLOAT_TILE_COLUMNS : TILE_COLUMNS;
-    size_t tile_bytes = (size_t)(tile_columns / block_columns * block_bytes);
+    for (int i = 0; i < n; i++) {
+        size_t o = (size_t)(job->out_rows ? job->out_rows[first + i] : first + i);
+        float *out = job->out + o * job->out_stride + (row - job->out_begin);
+        if (n_rows == LANES)
+            store_floats(out, sums[i]);
+        else
+            store_some(out, sums[i], n_rows);
+    }
+}
+
+/* What differs between the types. */
+typedef struct {
+    layout type;
+    int tile_columns;
+    size_t tile_bytes;
+    vf (*direct)(const row_group *g, int token); /* all tiles times one token */
+    unpack_tile *unpack;
+    multiply_tile *multiply;
+} row_kernel;
+
+static void multiply_rows_with(const row_kernel *kernel, const row_job *job, const moe_grids *grids,
+                               int begin, int end)
+{
+    row_group g = {.job = job, .grids = grids, .tile_columns = kernel->tile_columns,
+                   .tile_bytes = kernel->tile_bytes};
     for (int row = begin; row < end; row += LANES) {
-        int n_rows = end - row < LANES ? end - row : LANES;
-        const uint8_t *rows = job->weights + (size_t)row * job->row_bytes;
-        const uint8_t *next = row + LANES < end ? rows + LANES * job->row_bytes : job->next;
+        g.n_rows = end - row < LANES ? end - row : LANES;
+        g.rows = job->weights + (size_t)row * job->row_bytes;
+        g.next = row + LANES < end ? g.rows + LANES * job->row_bytes : job->next;
         for (int first = 0; first < job->n_tokens; first += TOKENS_AT_ONCE) {
             int n = job->n_tokens - first < TOKENS_AT_ONCE ? job->n_tokens - first : TOKENS_AT_ONCE;
             vf sums[TOKENS_AT_ONCE];
-            multiply_row_group(job, grids, rows, n_rows, first == 0 ? next : NULL, first, n, type,
-                               tile_columns, tile_bytes, unpack, numerics, sums);
-            for (int i = 0; i < n; i++) {
-                size_t o = (size_t)(job->out_rows ? job->out_rows[first + i] : first + i);
-                float *out = job->out + o * job->out_stride + (row - job->out_begin);
-                if (n_rows == LANES)
-                    store_floats(out, sums[i]);
-                else
-                    store_some(out, sums[i], n_rows);
-            }
+            if (n == 1 && kernel->direct)
+                sums[0] = kernel->direct(&g, first);
+            else
+                multiply_several(&g, kernel->type, first, n, kernel->unpack, kernel->multiply, sums);
+            store_sums(job, row, g.n_rows, first, n, sums);
+            g.next = NULL; /* asked for once */
         }
     }
 }

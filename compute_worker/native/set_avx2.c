@@ -7,6 +7,7 @@
 #include "simd_avx2.h"
 
 #define TOKENS_PER_PASS 4 /* 16 registers */
+#define HAS_DIRECT 1
 #define THIS_SET avx2_set
 #define THIS_NAME "avx2"
 #include "set_functions.h"

@@ -1,6 +1,7 @@
 /* The functions of one instruction set and their table, from the headers below. The including file
  * has chosen LANES with its simd_*.h, and defines TOKENS_PER_PASS (tokens whose sums fit in
- * registers), THIS_SET (the table) and THIS_NAME. */
+ * registers), HAS_DIRECT (whether a single token has functions of its own: see tile.h), THIS_SET (the
+ * table) and THIS_NAME. */
 #include "tile.h"
 #include "unpack_float.h"
 #include "unpack_32.h"
@@ -9,25 +10,64 @@
 #include "activations.h"
 #include "attention_tile.h"
 
-#define ROW_FUNCTION(name, numerics_name, numerics, columns, bytes)                               \
-    static void rows_##numerics_name##_##name(const row_job *job, const moe_grids *grids,         \
-                                              int begin, int end)                                 \
+/* Unpack into memory, for several tokens. */
+#define STORE_FUNCTION(name)                                                                      \
+    static void store_##name(tile *t, const row_pointers *rows, const moe_grids *grids)           \
     {                                                                                             \
-        multiply_rows_of(job, grids, begin, end, layout_##name, columns, bytes, unpack_##name,    \
-                         numerics);                                                               \
+        plan how = {layout_##name, 1, 0};                                                         \
+        unpack_##name(t, how, rows, grids);                                                       \
     }
-#define DEFINE_FLOAT(type, name, columns, bytes) ROW_FUNCTION(name, exact, EXACT, columns, bytes)
-#define DEFINE_QUANTISED(type, name, columns, bytes)                                              \
-    ROW_FUNCTION(name, exact, EXACT, columns, bytes) ROW_FUNCTION(name, fast, FAST, columns, bytes)
+/* All tiles of some rows times one token. */
+#define DIRECT_FUNCTION(name, suffix, planes)                                                     \
+    static vf direct_##suffix##_##name(const row_group *g, int token)                             \
+    {                                                                                             \
+        plan how = {layout_##name, planes, 1};                                                    \
+        uint8_t edge[EDGE_BYTES];                                                                 \
+        tile t;                                                                                   \
+        t.sum = (vf){0};                                                                          \
+        for (int c = 0; c < tiles_of(g); c++) {                                                   \
+            row_pointers rows = point_tile(g, c, edge, &t);                                       \
+            t.x = view_token(g->job, token, c * g->tile_columns / GROUP);                         \
+            unpack_##name(&t, how, &rows, g->grids);                                              \
+            ask_for_rest(&t);                                                                     \
+        }                                                                                         \
+        return t.sum;                                                                             \
+    }
+#if HAS_DIRECT
+#define DIRECT_OR_NULL(name, suffix) direct_##suffix##_##name
+#else
+#undef DIRECT_FUNCTION
+#define DIRECT_FUNCTION(name, suffix, planes)
+#define DIRECT_OR_NULL(name, suffix) NULL
+#endif
+
+#define ROW_FUNCTION(name, suffix, planes, tile_columns, columns, bytes, kind)                    \
+    DIRECT_FUNCTION(name, suffix, planes)                                                         \
+    static void rows_##suffix##_##name(const row_job *job, const moe_grids *grids, int begin,     \
+                                       int end)                                                   \
+    {                                                                                             \
+        const row_kernel kernel = {                                                               \
+            layout_##name, tile_columns, (tile_columns) / (columns) * (bytes),                    \
+            DIRECT_OR_NULL(name, suffix), store_##name, kind##_##suffix};                         \
+        multiply_rows_with(&kernel, job, grids, begin, end);                                      \
+    }
+#define DEFINE_FLOAT(type, name, columns, bytes, kind)                                            \
+    STORE_FUNCTION(name) ROW_FUNCTION(name, fast, 1, FLOAT_TILE_COLUMNS, columns, bytes, kind)
+/* One block of the K types, one chunk of those with blocks of 32. */
+#define QUANTISED_TILE(block_columns) ((block_columns) == 32 ? CHUNK_COLUMNS : TILE_COLUMNS)
+#define DEFINE_QUANTISED(type, name, columns, bytes, kind)                                        \
+    STORE_FUNCTION(name)                                                                          \
+    ROW_FUNCTION(name, exact, MAX_PLANES, QUANTISED_TILE(columns), columns, bytes, kind)          \
+    ROW_FUNCTION(name, fast, 1, QUANTISED_TILE(columns), columns, bytes, kind)
 
 FLOAT_TYPES(DEFINE_FLOAT)
 QUANTISED_TYPES(DEFINE_QUANTISED)
 
 /* Float weights keep float32 activations in both numerics. */
-#define FLOAT_ENTRY(type, name, columns, bytes)                                                   \
-    [type] = {columns, bytes, {rows_exact_##name, rows_exact_##name}},
-#define QUANTISED_ENTRY(type, name, columns, bytes)                                               \
-    [type] = {columns, bytes, {rows_exact_##name, rows_fast_##name}},
+#define FLOAT_ENTRY(type, name, columns, bytes, kind)                                             \
+    [type] = {columns, bytes, 1, {rows_fast_##name, rows_fast_##name}},
+#define QUANTISED_ENTRY(type, name, columns, bytes, kind)                                         \
+    [type] = {columns, bytes, 0, {rows_exact_##name, rows_fast_##name}},
 
 const instruction_set THIS_SET = {
     .name = THIS_NAME,

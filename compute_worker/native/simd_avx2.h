@@ -4,26 +4,29 @@
 
 #include <immintrin.h>
 
-/* Products of unsigned bytes beyond 129 and signed bytes do not fit into the 16 bits that AVX2 adds
- * them in, so wide bytes are taken as signed: magnitude times the other with its sign. */
-#define WIDE_DOT_IS_SIGNED 1
+#define WIDE_DOT_IS_SIGNED 0
 
-INLINE void load_columns(const uint8_t *p, size_t stride, vu out[4])
+INLINE void load_columns(const row_pointers *rows, int at, vu out[4])
 {
-    __m256i rows[4];
-    for (int i = 0; i < 4; i++) {
-        const uint8_t *q = p + (size_t)i * stride;
-        __m256i r = _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)q));
-        rows[i] = _mm256_inserti128_si256(r, _mm_loadu_si128((const __m128i *)(q + 4 * stride)), 1);
+    __m256i r[4];
+    HIDE_DISTANCES(rows);
+    UNROLL for (int i = 0; i < 4; i++) {
+        r[i] = _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)ROW_AT(rows, i, at)));
+        r[i] = _mm256_inserti128_si256(r[i], _mm_loadu_si128((const __m128i *)ROW_AT(rows, 4 + i, at)), 1);
     }
-    __m256i low01 = _mm256_unpacklo_epi32(rows[0], rows[1]);
-    __m256i low23 = _mm256_unpacklo_epi32(rows[2], rows[3]);
-    __m256i high01 = _mm256_unpackhi_epi32(rows[0], rows[1]);
-    __m256i high23 = _mm256_unpackhi_epi32(rows[2], rows[3]);
+    __m256i low01 = _mm256_unpacklo_epi32(r[0], r[1]), low23 = _mm256_unpacklo_epi32(r[2], r[3]);
+    __m256i high01 = _mm256_unpackhi_epi32(r[0], r[1]), high23 = _mm256_unpackhi_epi32(r[2], r[3]);
     out[0] = (vu)_mm256_unpacklo_epi64(low01, low23);
     out[1] = (vu)_mm256_unpackhi_epi64(low01, low23);
     out[2] = (vu)_mm256_unpacklo_epi64(high01, high23);
     out[3] = (vu)_mm256_unpackhi_epi64(high01, high23);
+}
+
+/* 32 bytes of each row -> 8 words. */
+INLINE void load_lines(const row_pointers *rows, int at, vu out[8])
+{
+    load_columns(rows, at, out);
+    load_columns(rows, at + 16, out + 4);
 }
 
 INLINE vf half_to_float(vu bits)
@@ -84,16 +87,18 @@ INLINE uint16_t half_from_float(float x)
     return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
 }
 
+/* Two products of unsigned and signed bytes are added in 16 bits, which must not overflow: wide bytes
+ * go as their low seven bits and their highest. */
 INLINE vi dot_bytes(vi sums, vu weights, int32_t four, int wide)
 {
-    __m256i w = (__m256i)weights, x = _mm256_set1_epi32(four), products;
-    if (wide) {
-        w = _mm256_xor_si256(w, _mm256_set1_epi8(-128)); /* unsigned with offset 128 to signed */
-        products = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
-    } else {
-        products = _mm256_maddubs_epi16(w, x);
-    }
-    return sums + (vi)_mm256_madd_epi16(products, _mm256_set1_epi16(1));
+    __m256i w = (__m256i)weights, x = _mm256_set1_epi32(four);
+    if (!wide)
+        return sums + (vi)_mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1));
+    __m256i low = _mm256_maddubs_epi16(_mm256_and_si256(w, _mm256_set1_epi8(127)), x);
+    __m256i highest = (__m256i)((weights >> 7) & 0x01010101u);
+    __m256i high = _mm256_maddubs_epi16(highest, x);
+    return sums + (vi)_mm256_madd_epi16(low, _mm256_set1_epi16(1)) +
+           (vi)_mm256_madd_epi16(high, _mm256_set1_epi16(128));
 }
 
 INLINE vu look_up(const uint8_t table[16], vu indices)

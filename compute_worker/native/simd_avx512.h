@@ -10,28 +10,52 @@
 
 #define WIDE_DOT_IS_SIGNED 0
 
-/* 16 bytes of each of 16 rows, `stride` bytes apart -> out[i] holds the i-th 32-bit word of each
- * row. Words of four rows are laid beside each other by masked broadcasts (a load and a blend, no
- * shuffle), then every 128-bit lane is transposed. */
-INLINE void load_columns(const uint8_t *p, size_t stride, vu out[4])
+/* 16 bytes of each of 16 rows from byte `at` on -> out[i] holds the i-th 32-bit word of each row.
+ * Every 128-bit lane gets four neighbouring rows and is transposed in itself. */
+INLINE void load_columns(const row_pointers *rows, int at, vu out[4])
 {
-    __m512i rows[4];
-    for (int i = 0; i < 4; i++) {
-        const uint8_t *q = p + (size_t)i * stride;
-        __m512i r = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)q));
-        r = _mm512_mask_broadcast_i32x4(r, 0x00f0, _mm_loadu_si128((const __m128i *)(q + 4 * stride)));
-        r = _mm512_mask_broadcast_i32x4(r, 0x0f00, _mm_loadu_si128((const __m128i *)(q + 8 * stride)));
-        r = _mm512_mask_broadcast_i32x4(r, 0xf000, _mm_loadu_si128((const __m128i *)(q + 12 * stride)));
-        rows[i] = r;
+    __m512i r[4];
+    HIDE_DISTANCES(rows);
+    UNROLL for (int i = 0; i < 4; i++) {
+        r[i] = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)ROW_AT(rows, i, at)));
+        r[i] = _mm512_inserti32x4(r[i], _mm_loadu_si128((const __m128i *)ROW_AT(rows, 4 + i, at)), 1);
+        r[i] = _mm512_inserti32x4(r[i], _mm_loadu_si128((const __m128i *)ROW_AT(rows, 8 + i, at)), 2);
+        r[i] = _mm512_inserti32x4(r[i], _mm_loadu_si128((const __m128i *)ROW_AT(rows, 12 + i, at)), 3);
     }
-    __m512i low01 = _mm512_unpacklo_epi32(rows[0], rows[1]);
-    __m512i low23 = _mm512_unpacklo_epi32(rows[2], rows[3]);
-    __m512i high01 = _mm512_unpackhi_epi32(rows[0], rows[1]);
-    __m512i high23 = _mm512_unpackhi_epi32(rows[2], rows[3]);
+    __m512i low01 = _mm512_unpacklo_epi32(r[0], r[1]), low23 = _mm512_unpacklo_epi32(r[2], r[3]);
+    __m512i high01 = _mm512_unpackhi_epi32(r[0], r[1]), high23 = _mm512_unpackhi_epi32(r[2], r[3]);
     out[0] = (vu)_mm512_unpacklo_epi64(low01, low23);
     out[1] = (vu)_mm512_unpackhi_epi64(low01, low23);
     out[2] = (vu)_mm512_unpacklo_epi64(high01, high23);
     out[3] = (vu)_mm512_unpackhi_epi64(high01, high23);
+}
+
+/* 64 bytes of each row -> 16 words, with one load per row: rows that lie a multiple of 4 KiB apart
+ * share eight places of the first-level cache, and would push each other out between four loads. */
+INLINE void load_lines(const row_pointers *rows, int at, vu out[16])
+{
+    __m512i r[16], s[16];
+    HIDE_DISTANCES(rows);
+    UNROLL for (int i = 0; i < 16; i++)
+        r[i] = _mm512_loadu_si512(ROW_AT(rows, i, at));
+    UNROLL for (int i = 0; i < 16; i += 4) { /* 4 × 4 words within 128-bit lanes */
+        __m512i low01 = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        __m512i high01 = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+        __m512i low23 = _mm512_unpacklo_epi32(r[i + 2], r[i + 3]);
+        __m512i high23 = _mm512_unpackhi_epi32(r[i + 2], r[i + 3]);
+        s[i] = _mm512_unpacklo_epi64(low01, low23);
+        s[i + 1] = _mm512_unpackhi_epi64(low01, low23);
+        s[i + 2] = _mm512_unpacklo_epi64(high01, high23);
+        s[i + 3] = _mm512_unpackhi_epi64(high01, high23);
+    }
+    UNROLL for (int i = 0; i < 4; i++) { /* 4 × 4 lanes of 128 bits */
+        __m512i a = _mm512_shuffle_i32x4(s[i], s[4 + i], 0x88), b = _mm512_shuffle_i32x4(s[i], s[4 + i], 0xdd);
+        __m512i c = _mm512_shuffle_i32x4(s[8 + i], s[12 + i], 0x88), d = _mm512_shuffle_i32x4(s[8 + i], s[12 + i], 0xdd);
+        out[i] = (vu)_mm512_shuffle_i32x4(a, c, 0x88);
+        out[4 + i] = (vu)_mm512_shuffle_i32x4(b, d, 0x88);
+        out[8 + i] = (vu)_mm512_shuffle_i32x4(a, c, 0xdd);
+        out[12 + i] = (vu)_mm512_shuffle_i32x4(b, d, 0xdd);
+    }
 }
 
 /* Low 16 bits of each lane as a half-precision number; the high bits are ignored. */

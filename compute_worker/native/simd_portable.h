@@ -7,19 +7,25 @@
 
 #define WIDE_DOT_IS_SIGNED 0
 
-INLINE void load_columns(const uint8_t *p, size_t stride, vu out[4])
+INLINE void load_columns(const row_pointers *rows, int at, vu out[4])
 {
-    vu rows[4];
-    for (int i = 0; i < 4; i++)
-        memcpy(&rows[i], p + (size_t)i * stride, 16);
-    vu low01 = __builtin_shuffle(rows[0], rows[1], (vu){0, 4, 1, 5});
-    vu low23 = __builtin_shuffle(rows[2], rows[3], (vu){0, 4, 1, 5});
-    vu high01 = __builtin_shuffle(rows[0], rows[1], (vu){2, 6, 3, 7});
-    vu high23 = __builtin_shuffle(rows[2], rows[3], (vu){2, 6, 3, 7});
+    vu r[4];
+    HIDE_DISTANCES(rows);
+    UNROLL for (int i = 0; i < 4; i++)
+        memcpy(&r[i], ROW_AT(rows, i, at), 16);
+    vu low01 = __builtin_shuffle(r[0], r[1], (vu){0, 4, 1, 5});
+    vu low23 = __builtin_shuffle(r[2], r[3], (vu){0, 4, 1, 5});
+    vu high01 = __builtin_shuffle(r[0], r[1], (vu){2, 6, 3, 7});
+    vu high23 = __builtin_shuffle(r[2], r[3], (vu){2, 6, 3, 7});
     out[0] = __builtin_shuffle(low01, low23, (vu){0, 1, 4, 5});
     out[1] = __builtin_shuffle(low01, low23, (vu){2, 3, 6, 7});
     out[2] = __builtin_shuffle(high01, high23, (vu){0, 1, 4, 5});
     out[3] = __builtin_shuffle(high01, high23, (vu){2, 3, 6, 7});
+}
+
+INLINE void load_lines(const row_pointers *rows, int at, vu out[4])
+{
+    load_columns(rows, at, out);
 }
 
 INLINE vf to_float(vi v)
@@ -27,11 +33,11 @@ INLINE vf to_float(vi v)
     return __builtin_convertvector(v, vf);
 }
 
-/* To nearest even: adding 1.5 * 2^23 leaves no room for a fraction. For |v| below 2^22. */
+/* To nearest, halves away from zero; for |v| below 2^23. */
 INLINE vi round_to_int(vf v)
 {
-    vf shifted = v + 12582912.0f;
-    return (vi)shifted - (vi)(((vf){0}) + 12582912.0f);
+    vf half = (vf)(((vu)v & 0x80000000u) | (vu)all_floats(0.5f));
+    return __builtin_convertvector(v + half, vi);
 }
 
 /* Two roundings: a machine without fused multiply-add would take a library call for one. */

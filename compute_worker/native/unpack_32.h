@@ -31,15 +31,46 @@ static const uint8_t table_mxfp4[16] = { /* twice the e2m1 numbers 0, 0.5, 1, 1.
     12 - 0, 12 - 1, 12 - 2, 12 - 3, 12 - 4, 12 - 6, 12 - 8, 12 - 12,
 };
 
-/* 16 bytes of nibbles -> 8 words of 4 columns each. */
-INLINE void split_nibbles(const uint8_t *p, size_t stride, vu words[8])
+/* Blocks are short and begin anywhere, so the rows' bytes of a whole chunk are taken in order, 16 at
+ * a time, and a 32-bit word at any byte is put together from two of those. `words` holds what has been
+ * taken so far; the compiler keeps only those that are still wanted. */
+enum { STREAM_WORDS = 28 };
+
+typedef struct {
+    vu words[STREAM_WORDS];
+    int n_taken; /* words */
+} stream;
+
+/* Takes bytes until [0, end) are there. A chunk of n_bytes ends with a piece that overlaps the one
+ * before it, so that nothing beyond the chunk is read; all sizes are multiples of 4. */
+INLINE void take_until(tile *t, const row_pointers *rows, stream *s, int end, int n_bytes)
 {
-    vu raw[4];
-    load_columns(p, stride, raw);
-    for (int j = 0; j < 4; j++) {
-        words[j] = raw[j] & 0x0f0f0f0fu;
-        words[4 + j] = (raw[j] >> 4) & 0x0f0f0f0fu;
+    UNROLL for (int i = 0; i < STREAM_WORDS / 4; i++) {
+        if (4 * s->n_taken >= end)
+            continue;
+        if (4 * s->n_taken + 16 > n_bytes)
+            s->n_taken = n_bytes / 4 - 4;
+        take_columns(t, rows, 4 * s->n_taken, s->words + s->n_taken);
+        s->n_taken += 4;
     }
+}
+
+INLINE vu word_at(const stream *s, int at)
+{
+    vu first = s->words[at / 4];
+    return at % 4 == 0 ? first : (first >> (8 * (at % 4))) | (s->words[at / 4 + 1] << (32 - 8 * (at % 4)));
+}
+
+/* The half-precision number at an even byte. */
+INLINE vf half_at(const stream *s, int at)
+{
+    return half_to_float(s->words[at / 4] >> (8 * (at % 4)));
+}
+
+/* The nibbles that begin at byte `at`: word j of their group. */
+INLINE vu nibbles_at(const stream *s, int at, int j)
+{
+    return (word_at(s, at + 4 * (j % 4)) >> (4 * (j / 4))) & 0x0f0f0f0fu;
 }
 
 /* Bits i .. i+3 of each lane -> bit 4 of the four bytes: the product lays copies of the four bits at
@@ -49,74 +80,90 @@ INLINE vu fifth_bits(vu bits, int i)
     return ((((bits >> i) & 15u) * 0x00204081u) & 0x01010101u) << 4;
 }
 
-INLINE void unpack_q4_0(tile *t, const uint8_t *p, size_t stride, const moe_grids *grids)
+#define BLOCKS(n_bytes) UNROLL for (int g = 0, at = 0; g < CHUNK_GROUPS; g++, at += (n_bytes))
+
+INLINE void unpack_q4_0(tile *t, plan how, const row_pointers *rows, const moe_grids *grids)
 {
     (void)grids;
-    for (int g = 0; g < GROUPS_PER_TILE; g++, p += 18) {
-        t->scale[g] = half_to_float(load_words(p, stride));
-        split_nibbles(p + 2, stride, t->words + 8 * g);
+    stream s = {.n_taken = 0};
+    BLOCKS(18) {
+        take_until(t, rows, &s, at + 18, 18 * CHUNK_GROUPS);
+        UNROLL for (int j = 0; j < 8; j++)
+            put(t, how, 8 * g + j, nibbles_at(&s, at + 2, j));
+        t->scale[g] = half_at(&s, at);
     }
+    finish(t, how);
 }
 
-INLINE void unpack_q4_1(tile *t, const uint8_t *p, size_t stride, const moe_grids *grids)
+INLINE void unpack_q4_1(tile *t, plan how, const row_pointers *rows, const moe_grids *grids)
 {
     (void)grids;
-    for (int g = 0; g < GROUPS_PER_TILE; g++, p += 20) {
-        vu head = load_words(p, stride);
-        t->scale[g] = half_to_float(head);
-        t->minimum[g] = half_to_float(head >> 16);
-        split_nibbles(p + 4, stride, t->words + 8 * g);
+    stream s = {.n_taken = 0};
+    BLOCKS(20) {
+        take_until(t, rows, &s, at + 20, 20 * CHUNK_GROUPS);
+        UNROLL for (int j = 0; j < 8; j++)
+            put(t, how, 8 * g + j, nibbles_at(&s, at + 4, j));
+        t->scale[g] = half_at(&s, at);
+        t->minimum[g] = half_at(&s, at + 2);
     }
+    finish(t, how);
 }
 
-INLINE void unpack_q5_0(tile *t, const uint8_t *p, size_t stride, const moe_grids *grids)
+INLINE void unpack_q5_0(tile *t, plan how, const row_pointers *rows, const moe_grids *grids)
 {
     (void)grids;
-    for (int g = 0; g < GROUPS_PER_TILE; g++, p += 22) {
-        vu bits = load_words(p + 2, stride);
-        t->scale[g] = half_to_float(load_words(p, stride));
-        split_nibbles(p + 6, stride, t->words + 8 * g);
-        for (int j = 0; j < 8; j++)
-            t->words[8 * g + j] |= fifth_bits(bits, 4 * j);
+    stream s = {.n_taken = 0};
+    BLOCKS(22) {
+        take_until(t, rows, &s, at + 22, 22 * CHUNK_GROUPS);
+        vu bits = word_at(&s, at + 2);
+        UNROLL for (int j = 0; j < 8; j++)
+            put(t, how, 8 * g + j, nibbles_at(&s, at + 6, j) | fifth_bits(bits, 4 * j));
+        t->scale[g] = half_at(&s, at);
     }
+    finish(t, how);
 }
 
-INLINE void unpack_q5_1(tile *t, const uint8_t *p, size_t stride, const moe_grids *grids)
+INLINE void unpack_q5_1(tile *t, plan how, const row_pointers *rows, const moe_grids *grids)
 {
     (void)grids;
-    for (int g = 0; g < GROUPS_PER_TILE; g++, p += 24) {
-        vu head = load_words(p, stride), bits = load_words(p + 4, stride);
-        t->scale[g] = half_to_float(head);
-        t->minimum[g] = half_to_float(head >> 16);
-        split_nibbles(p + 8, stride, t->words + 8 * g);
-        for (int j = 0; j < 8; j++)
-            t->words[8 * g + j] |= fifth_bits(bits, 4 * j);
+    stream s = {.n_taken = 0};
+    BLOCKS(24) {
+        take_until(t, rows, &s, at + 24, 24 * CHUNK_GROUPS);
+        vu bits = word_at(&s, at + 4);
+        UNROLL for (int j = 0; j < 8; j++)
+            put(t, how, 8 * g + j, nibbles_at(&s, at + 8, j) | fifth_bits(bits, 4 * j));
+        t->scale[g] = half_at(&s, at);
+        t->minimum[g] = half_at(&s, at + 2);
     }
+    finish(t, how);
 }
 
-INLINE void unpack_q8_0(tile *t, const uint8_t *p, size_t stride, const moe_grids *grids)
+/* Long enough to be read where it lies: half of the words would have to be put together. */
+INLINE void unpack_q8_0(tile *t, plan how, const row_pointers *rows, const moe_grids *grids)
 {
     (void)grids;
-    for (int g = 0; g < GROUPS_PER_TILE; g++, p += 34) {
-        vu *words = t->words + 8 * g;
-        t->scale[g] = half_to_float(load_words(p, stride));
-        load_columns(p + 2, stride, words);
-        load_columns(p + 18, stride, words + 4);
-        for (int j = 0; j < 8; j++)
-            words[j] ^= 0x80808080u; /* signed to unsigned, offset 128 */
+    BLOCKS(34) {
+        vu words[8];
+        take_columns(t, rows, at + 2, words);
+        take_columns(t, rows, at + 18, words + 4);
+        UNROLL for (int j = 0; j < 8; j++)
+            put(t, how, 8 * g + j, words[j] ^ 0x80808080u); /* signed to unsigned, offset 128 */
+        t->scale[g] = half_to_float(load_words(rows, at));
     }
+    finish(t, how);
 }
 
-INLINE void unpack_iq4_nl(tile *t, const uint8_t *p, size_t stride, const moe_grids *grids)
+INLINE void unpack_iq4_nl(tile *t, plan how, const row_pointers *rows, const moe_grids *grids)
 {
     (void)grids;
-    for (int g = 0; g < GROUPS_PER_TILE; g++, p += 18) {
-        vu *words = t->words + 8 * g;
-        t->scale[g] = half_to_float(load_words(p, stride));
-        split_nibbles(p + 2, stride, words);
-        for (int j = 0; j < 8; j++)
-            words[j] = look_up(table_iq4, words[j]);
+    stream s = {.n_taken = 0};
+    BLOCKS(18) {
+        take_until(t, rows, &s, at + 18, 18 * CHUNK_GROUPS);
+        UNROLL for (int j = 0; j < 8; j++)
+            put(t, how, 8 * g + j, look_up(table_iq4, nibbles_at(&s, at + 2, j)));
+        t->scale[g] = half_at(&s, at);
     }
+    finish(t, how);
 }
 
 /* 2^(e - 128) as float32; the two smallest are denormal. */
@@ -126,14 +173,15 @@ INLINE vf power_of_two(vu e)
     return choose(is_small, (vf)(((vu){0} + 0x00200000u) << e), (vf)((e - 1u) << 23));
 }
 
-INLINE void unpack_mxfp4(tile *t, const uint8_t *p, size_t stride, const moe_grids *grids)
+INLINE void unpack_mxfp4(tile *t, plan how, const row_pointers *rows, const moe_grids *grids)
 {
     (void)grids;
-    for (int g = 0; g < GROUPS_PER_TILE; g++, p += 17) {
-        vu *words = t->words + 8 * g;
-        t->scale[g] = power_of_two(load_words(p, stride) & 255u);
-        split_nibbles(p + 1, stride, words);
-        for (int j = 0; j < 8; j++)
-            words[j] = look_up(table_mxfp4, words[j]);
+    stream s = {.n_taken = 0};
+    BLOCKS(17) {
+        take_until(t, rows, &s, at + 17, 17 * CHUNK_GROUPS);
+        UNROLL for (int j = 0; j < 8; j++)
+            put(t, how, 8 * g + j, look_up(table_mxfp4, nibbles_at(&s, at + 1, j)));
+        t->scale[g] = power_of_two((vu)unsigned_byte(s.words[at / 4], at % 4));
     }
+    finish(t, how);
 }

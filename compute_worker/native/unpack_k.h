@@ -27,156 +27,199 @@ static const layout layout_q5_k = {.subgroups = 1, .has_minimum = 1};
 static const layout layout_q6_k = {.offset = 32, .subgroups = 2};
 static const layout layout_iq4_xs = {.offset = 128, .wide = 1, .subgroups = 1};
 
-INLINE void unpack_q2_k(tile *t, const uint8_t *p, size_t stride, const moe_grids *grids)
+/* Both halves of a block are unpacked by the same code: what the second half wants lies in the upper
+ * bits or words of what the first has used, and is moved down at the end of a turn. */
+#define HALVES ROLLED for (int half = 0; half < 2; half++)
+
+INLINE void unpack_q2_k(tile *t, plan how, const row_pointers *rows, const moe_grids *grids)
 {
     (void)grids;
-    vu scales[4], pairs[4];
-    vu head = load_words(p + 80, stride);
+    vu scales[4], pairs[4], head = load_words(rows, 80);
     vf d = half_to_float(head), dmin = -half_to_float(head >> 16);
-    load_columns(p, stride, scales);
-    for (int s = 0; s < 16; s++) {
-        vi both = unsigned_byte(scales[s / 4], s % 4);
-        t->scale[s] = d * to_float(both & 15);
-        t->minimum[s] = dmin * to_float(both >> 4);
-    }
-    for (int i = 0; i < 4; i++) { /* 16 bytes: columns 128 (i / 2) + 16 (i % 2) + ... */
-        vu *words = t->words + 32 * (i / 2) + 4 * (i % 2);
-        load_columns(p + 16 + 16 * i, stride, pairs);
-        for (int j = 0; j < 4; j++)
-            for (int s = 0; s < 4; s++)
-                words[8 * s + j] = (pairs[j] >> (2 * s)) & 0x03030303u;
+    take_columns(t, rows, 0, scales);
+    HALVES {
+        UNROLL for (int i = 0; i < 2; i++) { /* columns 16 i .. of each pair */
+            take_columns(t, rows, 16 + 32 * half + 16 * i, pairs);
+            UNROLL for (int j = 0; j < 4; j++)
+                UNROLL for (int s = 0; s < 4; s++)
+                    put(t, how, 8 * s + 4 * i + j, (pairs[j] >> (2 * s)) & 0x03030303u);
+        }
+        UNROLL for (int s = 0; s < 8; s++) {
+            vi both = unsigned_byte(scales[s / 4], s % 4);
+            t->scale[s] = d * to_float(both & 15);
+            t->minimum[s] = dmin * to_float(both >> 4);
+        }
+        finish(t, how);
+        scales[0] = scales[2];
+        scales[1] = scales[3];
     }
 }
 
 /* Six-bit scales of Q3_K in 12 bytes: byte i of the first 8 holds the low four bits of scales i and
- * i + 8; byte 8 + i the high pairs of scales i, i + 4, i + 8, i + 12. */
-INLINE void scales_q3_k(vf *scale, vf d, const vu packed[3])
+ * i + 8; byte 8 + i the high pairs of scales i, i + 4, i + 8, i + 12. Sets scales 0 .. 7. */
+INLINE void scales_q3_k(tile *t, vf d, const vu packed[3])
 {
-    for (int s = 0; s < 4; s++) { /* four scales s*4 .. s*4+3 in one word */
-        vu low = (packed[s % 2] >> (4 * (s / 2))) & 0x0f0f0f0fu;
-        vu six = low | ((((packed[2] >> (2 * s)) & 0x03030303u)) << 4);
-        for (int j = 0; j < 4; j++)
-            scale[4 * s + j] = d * to_float(unsigned_byte(six, j) - 32);
+    UNROLL for (int q = 0; q < 2; q++) {
+        vu six = (packed[q] & 0x0f0f0f0fu) | (((packed[2] >> (2 * q)) & 0x03030303u) << 4);
+        UNROLL for (int j = 0; j < 4; j++)
+            t->scale[4 * q + j] = d * to_float(unsigned_byte(six, j) - 32);
     }
 }
 
-INLINE void unpack_q3_k(tile *t, const uint8_t *p, size_t stride, const moe_grids *grids)
+INLINE void unpack_q3_k(tile *t, plan how, const row_pointers *rows, const moe_grids *grids)
 {
     (void)grids;
-    vu high[8], tail[4], pairs[4];
-    load_columns(p, stride, high);
-    load_columns(p + 16, stride, high + 4);
-    load_columns(p + 94, stride, tail); /* last 2 bytes of pairs, scales, d */
-    vu packed[3];
-    for (int i = 0; i < 3; i++)
+    vu high[8], tail[4], packed[3], pairs[4];
+    take_columns(t, rows, 0, high);
+    take_columns(t, rows, 16, high + 4);
+    load_columns(rows, 94, tail); /* the last two bytes of pairs, scales, d */
+    UNROLL for (int i = 0; i < 3; i++)
         packed[i] = (tail[i] >> 16) | (tail[i + 1] << 16);
-    scales_q3_k(t->scale, half_to_float(tail[3] >> 16), packed);
-    for (int i = 0; i < 4; i++) {
-        vu *words = t->words + 32 * (i / 2) + 4 * (i % 2);
-        load_columns(p + 32 + 16 * i, stride, pairs);
-        for (int j = 0; j < 4; j++)
-            for (int s = 0; s < 4; s++) {
-                int g = 4 * (i / 2) + s;
-                vu bits = high[4 * (i % 2) + j];
-                vu third = (g < 2 ? bits << (2 - g) : bits >> (g - 2)) & 0x04040404u;
-                words[8 * s + j] = ((pairs[j] >> (2 * s)) & 0x03030303u) | third;
-            }
+    vf d = half_to_float(tail[3] >> 16);
+    HALVES {
+        UNROLL for (int i = 0; i < 2; i++) {
+            take_columns(t, rows, 32 + 32 * half + 16 * i, pairs);
+            UNROLL for (int j = 0; j < 4; j++)
+                UNROLL for (int s = 0; s < 4; s++) {
+                    vu bits = high[4 * i + j];
+                    vu third = (s < 2 ? bits << (2 - s) : bits >> (s - 2)) & 0x04040404u;
+                    put(t, how, 8 * s + 4 * i + j, ((pairs[j] >> (2 * s)) & 0x03030303u) | third);
+                }
+        }
+        scales_q3_k(t, d, packed);
+        finish(t, how);
+        UNROLL for (int i = 0; i < 8; i++)
+            high[i] >>= 4;
+        UNROLL for (int i = 0; i < 3; i++)
+            packed[i] >>= 4;
     }
 }
 
 /* Scales and minima of Q4_K and Q5_K, 6 bits each, in three words. Word 0: scales 0..3, and the high
  * pairs of scales 4..7; word 1 the same for minima; word 2: low nibbles of scales 4..7 and, in the
- * high halves, of minima 4..7. */
-INLINE void scales_q4_k(tile *t, const vu head[4])
+ * high halves, of minima 4..7. `head` begins with d and dmin. */
+typedef struct {
+    vf d, dmin;
+    vu scales[2], minima[2]; /* four bytes of 6 bits each */
+} scales_of_8;
+
+INLINE scales_of_8 scales_q4_k(const vu head[4])
 {
-    vf d = half_to_float(head[0]), dmin = -half_to_float(head[0] >> 16);
-    vu scales[2], minima[2];
-    scales[0] = head[1] & 0x3f3f3f3fu;
-    minima[0] = head[2] & 0x3f3f3f3fu;
-    scales[1] = (head[3] & 0x0f0f0f0fu) | ((head[1] >> 2) & 0x30303030u);
-    minima[1] = ((head[3] >> 4) & 0x0f0f0f0fu) | ((head[2] >> 2) & 0x30303030u);
-    for (int s = 0; s < 8; s++) {
-        t->scale[s] = d * to_float(unsigned_byte(scales[s / 4], s % 4));
-        t->minimum[s] = dmin * to_float(unsigned_byte(minima[s / 4], s % 4));
-    }
+    return (scales_of_8){
+        .d = half_to_float(head[0]),
+        .dmin = -half_to_float(head[0] >> 16),
+        .scales = {head[1] & 0x3f3f3f3fu,
+                   (head[3] & 0x0f0f0f0fu) | ((head[1] >> 2) & 0x30303030u)},
+        .minima = {head[2] & 0x3f3f3f3fu,
+                   ((head[3] >> 4) & 0x0f0f0f0fu) | ((head[2] >> 2) & 0x30303030u)},
+    };
 }
 
-INLINE void unpack_q4_k(tile *t, const uint8_t *p, size_t stride, const moe_grids *grids)
+/* Those of the first half go to the tile, those of the second take their place. */
+INLINE void shift_scales(tile *t, scales_of_8 *all)
+{
+    UNROLL for (int s = 0; s < 4; s++) {
+        t->scale[s] = all->d * to_float(unsigned_byte(all->scales[0], s));
+        t->minimum[s] = all->dmin * to_float(unsigned_byte(all->minima[0], s));
+    }
+    all->scales[0] = all->scales[1];
+    all->minima[0] = all->minima[1];
+}
+
+INLINE void unpack_q4_k(tile *t, plan how, const row_pointers *rows, const moe_grids *grids)
 {
     (void)grids;
     vu raw[4];
-    load_columns(p, stride, raw);
-    scales_q4_k(t, raw);
-    for (int i = 0; i < 8; i++) {
-        vu *words = t->words + 16 * (i / 2) + 4 * (i % 2);
-        load_columns(p + 16 + 16 * i, stride, raw);
-        for (int j = 0; j < 4; j++) {
-            words[j] = raw[j] & 0x0f0f0f0fu;
-            words[8 + j] = (raw[j] >> 4) & 0x0f0f0f0fu;
+    take_columns(t, rows, 0, raw);
+    scales_of_8 scales = scales_q4_k(raw);
+    HALVES {
+        UNROLL for (int i = 0; i < 4; i++) {
+            int first = 16 * (i / 2) + 4 * (i % 2);
+            take_columns(t, rows, 16 + 64 * half + 16 * i, raw);
+            UNROLL for (int j = 0; j < 4; j++) {
+                put(t, how, first + j, raw[j] & 0x0f0f0f0fu);
+                put(t, how, first + 8 + j, (raw[j] >> 4) & 0x0f0f0f0fu);
+            }
         }
+        shift_scales(t, &scales);
+        finish(t, how);
     }
 }
 
-/* Bit g of each byte -> bit 4. */
+/* Bit g < 4 of each byte -> bit 4. */
 INLINE vu fifth_bit(vu bits, int g)
 {
-    return (g < 4 ? bits << (4 - g) : bits >> (g - 4)) & 0x10101010u;
+    return (bits << (4 - g)) & 0x10101010u;
 }
 
-INLINE void unpack_q5_k(tile *t, const uint8_t *p, size_t stride, const moe_grids *grids)
+INLINE void unpack_q5_k(tile *t, plan how, const row_pointers *rows, const moe_grids *grids)
 {
     (void)grids;
     vu raw[4], high[8];
-    load_columns(p, stride, raw);
-    scales_q4_k(t, raw);
-    load_columns(p + 16, stride, high);
-    load_columns(p + 32, stride, high + 4);
-    for (int i = 0; i < 8; i++) {
-        vu *words = t->words + 16 * (i / 2) + 4 * (i % 2);
-        load_columns(p + 48 + 16 * i, stride, raw);
-        for (int j = 0; j < 4; j++) {
-            vu bits = high[4 * (i % 2) + j];
-            words[j] = (raw[j] & 0x0f0f0f0fu) | fifth_bit(bits, 2 * (i / 2));
-            words[8 + j] = ((raw[j] >> 4) & 0x0f0f0f0fu) | fifth_bit(bits, 2 * (i / 2) + 1);
+    take_columns(t, rows, 0, raw);
+    take_columns(t, rows, 16, high);
+    take_columns(t, rows, 32, high + 4);
+    scales_of_8 scales = scales_q4_k(raw);
+    HALVES {
+        UNROLL for (int i = 0; i < 4; i++) {
+            int first = 16 * (i / 2) + 4 * (i % 2);
+            take_columns(t, rows, 48 + 64 * half + 16 * i, raw);
+            UNROLL for (int j = 0; j < 4; j++) {
+                vu bits = high[4 * (i % 2) + j];
+                put(t, how, first + j, (raw[j] & 0x0f0f0f0fu) | fifth_bit(bits, 2 * (i / 2)));
+                put(t, how, first + 8 + j,
+                    ((raw[j] >> 4) & 0x0f0f0f0fu) | fifth_bit(bits, 2 * (i / 2) + 1));
+            }
         }
+        shift_scales(t, &scales);
+        finish(t, how);
+        UNROLL for (int i = 0; i < 8; i++)
+            high[i] >>= 4;
     }
 }
 
-INLINE void unpack_q6_k(tile *t, const uint8_t *p, size_t stride, const moe_grids *grids)
+INLINE void unpack_q6_k(tile *t, plan how, const row_pointers *rows, const moe_grids *grids)
 {
     (void)grids;
     vu scales[4], high[8], low[4];
-    vf d = half_to_float(load_words(p + 206, stride) >> 16); /* a word at 208 would leave the block */
-    load_columns(p + 192, stride, scales);
-    for (int s = 0; s < 16; s++)
-        t->scale[s] = d * to_float(signed_byte(scales[s / 4], s % 4));
-    for (int half = 0; half < 2; half++) {
-        load_columns(p + 128 + 32 * half, stride, high);
-        load_columns(p + 144 + 32 * half, stride, high + 4);
-        for (int i = 0; i < 4; i++) { /* columns 16 i + ... and 64 + 16 i + ... of the half */
-            vu *words = t->words + 32 * half + 4 * i;
-            load_columns(p + 64 * half + 16 * i, stride, low);
-            for (int j = 0; j < 4; j++) {
+    take_columns(t, rows, 192, scales);
+    vf d = half_to_float(load_words(rows, 206) >> 16); /* a word at 208 would leave the block */
+    HALVES {
+        take_columns(t, rows, 128 + 32 * half, high);
+        take_columns(t, rows, 144 + 32 * half, high + 4);
+        UNROLL for (int i = 0; i < 4; i++) { /* columns 16 i .. and 64 + 16 i .. of the half */
+            take_columns(t, rows, 64 * half + 16 * i, low);
+            UNROLL for (int j = 0; j < 4; j++) {
                 vu pairs = high[4 * (i % 2) + j];
-                vu first = i < 2 ? pairs << 4 : pairs << 2, second = i < 2 ? pairs : pairs >> 2;
-                words[j] = (low[j] & 0x0f0f0f0fu) | (first & 0x30303030u);
-                words[16 + j] = ((low[j] >> 4) & 0x0f0f0f0fu) | (second & 0x30303030u);
+                vu upper = i < 2 ? pairs << 4 : pairs << 2, lower = i < 2 ? pairs : pairs >> 2;
+                put(t, how, 4 * i + j, (low[j] & 0x0f0f0f0fu) | (upper & 0x30303030u));
+                put(t, how, 16 + 4 * i + j, ((low[j] >> 4) & 0x0f0f0f0fu) | (lower & 0x30303030u));
             }
         }
+        UNROLL for (int s = 0; s < 8; s++)
+            t->scale[s] = d * to_float(signed_byte(scales[s / 4], s % 4));
+        finish(t, how);
+        scales[0] = scales[2];
+        scales[1] = scales[3];
     }
 }
 
-INLINE void unpack_iq4_xs(tile *t, const uint8_t *p, size_t stride, const moe_grids *grids)
+INLINE void unpack_iq4_xs(tile *t, plan how, const row_pointers *rows, const moe_grids *grids)
 {
     (void)grids;
-    vu head = load_words(p, stride), low = load_words(p + 4, stride);
+    vu head = load_words(rows, 0), low = load_words(rows, 4), high = head >> 16, raw[4];
     vf d = half_to_float(head);
-    for (int g = 0; g < GROUPS_PER_TILE; g++) {
-        vu *words = t->words + 8 * g;
-        vu six = ((low >> (4 * g)) & 15u) | (((head >> (16 + 2 * g)) & 3u) << 4);
-        t->scale[g] = d * to_float((vi)six - 32);
-        split_nibbles(p + 8 + 16 * g, stride, words);
-        for (int j = 0; j < 8; j++)
-            words[j] = look_up(table_iq4, words[j]);
+    HALVES {
+        UNROLL for (int g = 0; g < CHUNK_GROUPS; g++) {
+            vu six = ((low >> (4 * g)) & 15u) | (((high >> (2 * g)) & 3u) << 4);
+            take_columns(t, rows, 8 + 64 * half + 16 * g, raw);
+            UNROLL for (int j = 0; j < 8; j++)
+                put(t, how, 8 * g + j,
+                    look_up(table_iq4, (raw[j % 4] >> (4 * (j / 4))) & 0x0f0f0f0fu));
+            t->scale[g] = d * to_float((vi)six - 32);
+        }
+        finish(t, how);
+        low >>= 16;
+        high >>= 8;
     }
 }
