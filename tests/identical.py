@@ -11,7 +11,7 @@ import itertools
 import random
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from arms import run_arm
@@ -33,32 +33,69 @@ SETTINGS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "single process": ("--single-process",),
         "single process, io-threads 2": ("--single-process", "--io-threads", "2"),
     },
-    "reader": {"direct": ("--reader", "direct"), "buffered": ("--reader", "buffered")},
-    "policy": {
-        name: ("--policy", name) for name in ("lru", "layer-lru", "lfu", "slru", "static")
+    "reader": {
+        "direct": ("--reader", "direct"),
+        "direct, whole layers": ("--reader", "direct", "--read-unit", "layer"),
+        "buffered, kept": ("--reader", "buffered", "--drop-cache", "no"),
+        "buffered, dropped": ("--reader", "buffered", "--drop-cache", "yes"),
+        "mmap": ("--reader", "mmap"),
+        "willneed": ("--reader", "willneed"),
+        "populate": ("--reader", "populate"),
     },
-    "pool": {"smallest": ("--pool", "smallest"), "half": ("--pool", "50%"), "all": ("--pool", "all")},
-    "chunk": {"64": ("--chunk", "64"), "512": ("--chunk", "512")},
+    "policy": {
+        **{name: ("--policy", name) for name in ("lru", "layer-lru", "lfu", "slru", "static")},
+        "the kernel's": (),
+    },
+    "pool": {
+        "smallest": ("--pool", "smallest"),
+        "half": ("--pool", "50%"),
+        "all": ("--pool", "all"),
+        "none": (),
+    },
+    "chunk": {
+        "64": ("--chunk", "64"),
+        "512, dense mapped": ("--chunk", "512", "--dense", "mapped"),
+    },
 }
+PAGE_CACHE_READERS = ("mmap", "willneed", "populate")
+ONE_PAGE_AT_A_TIME = (  # how processes can touch pages
+    "io-workers 0", "io-workers 1 depth 1", "single process",
+)  # fmt: skip
 N_PROMPT_TOKENS, N_NEW_TOKENS = 150, 8
 
 
 def all_arms() -> list[Arm]:
-    """Every combination."""
-    return list(itertools.product(*SETTINGS.values()))
+    """Every combination that makes sense."""
+    return [arm for arm in itertools.product(*SETTINGS.values()) if _is_legal(arm)]
+
+
+def _is_legal(arm: Arm) -> bool:
+    """Without a pool there is no policy; touching goes page by page."""
+    processes, reader, policy, pool, _ = arm
+    if reader == "mmap" and processes not in ONE_PAGE_AT_A_TIME:
+        return False
+    has_no_pool = reader in PAGE_CACHE_READERS
+    return (policy == "the kernel's") == (pool == "none") == has_no_pool
 
 
 def covering_arms() -> list[Arm]:
     """A small set of arms with every pair of values; greedy, the same at every call."""
-    uncovered = {pair for arm in all_arms() for pair in _pairs(arm)}
+    uncovered = pairs_of(all_arms())
     rng = random.Random(0)
     chosen = []
     while uncovered:
-        candidates = rng.sample(all_arms(), 100)
+        candidates = rng.sample(all_arms(), 200)
         best = max(candidates, key=lambda arm: len(uncovered & _pairs(arm)))
+        if not uncovered & _pairs(best):  # a pair that is rare among all: look for it
+            best = next(arm for arm in all_arms() if uncovered & _pairs(arm))
         chosen.append(best)
         uncovered -= _pairs(best)
     return chosen
+
+
+def pairs_of(arms: Iterable[Arm]) -> set[tuple[tuple[int, str], tuple[int, str]]]:
+    """Values of two settings that occur together, each with the number of its setting."""
+    return {pair for arm in arms for pair in _pairs(arm)}
 
 
 def _pairs(arm: Arm) -> set[tuple[tuple[int, str], tuple[int, str]]]:
