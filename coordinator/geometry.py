@@ -35,6 +35,11 @@ class PoolGeometry:
             for layer, slot_class in self.class_of_layer.items()
         }
 
+    def all_keys(self) -> list[tuple[int, int]]:
+        """Every expert, in layer order."""
+        layers = sorted(self.class_of_layer)
+        return [(layer, expert) for layer in layers for expert in range(self.n_experts)]
+
     def next_layer(self, layer: int) -> int | None:
         """The layer that computes after this one."""
         return layer + 1 if layer + 1 in self.class_of_layer else None

@@ -6,7 +6,7 @@ an expert that will follow another into its slot counts as resident from the mom
 """
 
 from collections import deque
-from collections.abc import Callable, Set
+from collections.abc import Mapping, Set
 
 from coordinator.geometry import PoolGeometry
 from coordinator.policies import Key, Policy
@@ -25,26 +25,32 @@ class Placement:
         self._policy = policy
         self._geometry = geometry
         self._class_of_layer = geometry.class_of_layer
+        self._layers_of_class = _layers_of_class(geometry.class_of_layer)
         self._share_of_layer = geometry.share_of_layers(geometry.slots_of_class)
 
-    def touch(self, key: Key, now: int) -> None:
-        """A step uses the expert; `now` counts `Need`s."""
-        self._policy.touch(key, now)
+    def touch(self, key: Key, now: int, n_tokens: int) -> None:
+        """So many tokens of a step use the expert; `now` counts `Need`s."""
+        self._policy.touch(key, now, n_tokens)
 
     def room_for(self, key: Key, *, is_prompt: bool) -> Slot | None:
         """A free slot or a victim's; None when all of the class are in use.
 
         A prompt may not push the experts of other layers out beyond its layer's equal share: it
-        uses nearly all experts once, and would leave nothing that the answer needs.
+        uses nearly all experts once, and would leave nothing that the answer needs. Where all that
+        its layer has is hot it may: the hot set stays, and the layer needs slots to move in.
         """
-        is_locked: Callable[[Key], bool] = self._is_locked
-        if is_prompt and self.slots.n_of_layer(key[0]) >= self._share_of_layer[key[0]]:
-            is_locked = self._is_locked_or_of_another(key[0])
-        else:
-            slot = self.slots.take_free(self._class_of_layer[key[0]])
+        layer, slot_class = key[0], self._class_of_layer[key[0]]
+        victim = None
+        if is_prompt and self.slots.n_of_layer(layer) >= self._share_of_layer[layer]:
+            victim = self._policy.victim(layer, (layer,), self._is_locked)
+            if victim is None and not self._policy.hot:
+                return None
+        if victim is None:
+            slot = self.slots.take_free(slot_class)
             if slot is not None:
                 return slot
-        victim = self._policy.victim(key, is_locked)
+            among = self._layers_of_class[slot_class]
+            victim = self._policy.victim(layer, among, self._is_locked)
         return self.slots.find(victim) if victim is not None else None
 
     def lease(self, slot: Slot, key: Key, now: int) -> Slot:
@@ -116,11 +122,10 @@ class Placement:
         slot = self.slots.take_free(slot_class)
         if slot is not None:
             return slot
-        layers = [layer for layer, own in self._class_of_layer.items() if own == slot_class]
+        layers = self._layers_of_class[slot_class]
         fullest = max(layers, key=lambda layer: (self.slots.n_of_layer(layer), layer))
-        victim = self._policy.victim(
-            (fullest, 0), lambda key: key[0] in layers_in_use or self._is_locked(key)
-        )
+        among = [layer for layer in layers if layer not in layers_in_use]
+        victim = self._policy.victim(fullest, among, self._is_locked)
         slot = self.slots.find(victim) if victim is not None else None
         if slot is not None and slot.key is not None:
             self._evicted.append(slot.key)
@@ -137,5 +142,9 @@ class Placement:
         slot = self.slots.find(key)
         return slot is None or slot.pins > 0 or slot.state is not SlotState.READY
 
-    def _is_locked_or_of_another(self, layer: int) -> Callable[[Key], bool]:
-        return lambda key: key[0] != layer or self._is_locked(key)
+
+def _layers_of_class(class_of_layer: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
+    layers: dict[int, tuple[int, ...]] = {}
+    for layer, slot_class in class_of_layer.items():
+        layers[slot_class] = (*layers.get(slot_class, ()), layer)
+    return layers

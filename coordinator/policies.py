@@ -1,26 +1,25 @@
-"""Which resident expert has to go when a slot is needed: the eviction policies.
+"""Which resident expert has to go when a slot is needed: the rule of all policies, and those that
+go by recency. `frequency` has those that count, `hot_set` those that never let go of some.
 
-A policy sees keys `(layer, expert)`, the slot class of each, and a clock that counts `Need`s. It
-knows nothing of slots, bytes or disks. Per class it orders the resident keys; `victim` names the
-first in that order that is not locked. Locked keys (in use, or on their way from the disk) are few
-and recent, so the walk past them is short: every call is O(1) or O(log n).
+A policy sees keys `(layer, expert)`, the slot class of each layer, and a clock that counts `Need`s.
+It knows nothing of slots, bytes or disks. Each keeps the resident keys of a layer in order; the
+victim is the worst among the firsts of the layers that may give one up. Locked keys (in use, or on
+their way from the disk) are few and recent, so the walk past them is short: a call costs O(log n),
+a victim O(layers of the class).
 
 Rules that a change must keep: no randomness, no wall clock (a replay of a trace must decide the
-same), and a victim is always resident, of the asked class, and not locked.
+same), and a victim is always resident, of a layer that was offered, and not locked.
 """
 
-import heapq
-import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 Key = tuple[int, int]  # (layer, expert)
 IsLocked = Callable[[Key], bool]
 
-LFU_HALF_LIFE_NEEDS_PER_LAYER = 128  # a use counts half after so many tokens
-SLRU_PROTECTED_SHARE = 0.8
+SLRU_PROTECTED_SHARE = 0.7  # of 0.5 to 0.9 the best in replay over all sizes (tests/hit_rates.md)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +29,23 @@ class PolicyGeometry:
     class_of_layer: Mapping[int, int]
     slots_of_class: tuple[int, ...]  # when the run begins; `resize` tells of changes
 
-    def layers_of_class(self, slot_class: int) -> int:
-        """Number of layers that share the class."""
-        return sum(1 for found in self.class_of_layer.values() if found == slot_class)
+    def layers_of_classes(self) -> list[tuple[int, ...]]:
+        """The layers that share each class."""
+        return [
+            tuple(layer for layer, own in self.class_of_layer.items() if own == slot_class)
+            for slot_class in range(len(self.slots_of_class))
+        ]
 
 
 class Policy(Protocol):
     """What the slot table asks of a policy."""
 
-    hot: frozenset[Key]  # never evicted while another key can go; empty for most policies
+    @property
+    def hot(self) -> frozenset[Key]:
+        """Never evicted while another key can go; empty for most policies."""
 
-    def touch(self, key: Key, now: int) -> None:
-        """The expert is used by a step, resident or not."""
+    def touch(self, key: Key, now: int, n_tokens: int) -> None:
+        """The expert is used by so many tokens of a step, resident or not."""
 
     def admit(self, key: Key, now: int) -> None:
         """The expert becomes resident."""
@@ -49,41 +53,74 @@ class Policy(Protocol):
     def forget(self, key: Key) -> None:
         """The expert is not resident any more."""
 
-    def victim(self, key: Key, is_locked: IsLocked) -> Key | None:
-        """Whom to evict so that `key` can come in; None when all of its class are locked."""
+    def victim(self, layer: int, among: Sequence[int], is_locked: IsLocked) -> Key | None:
+        """Whom to evict so that an expert of `layer` can come in.
+
+        Only the layers `among` give one up, all of its class; None when all of theirs are locked.
+        """
 
     def resize(self, slots_of_class: tuple[int, ...], now: int) -> None:
         """Classes have so many slots from now on, more or fewer than before."""
+
+
+class Recency:
+    """Keys of each layer in the order of their last use, with the clock of that use."""
+
+    def __init__(self, layers: Iterable[int]) -> None:
+        self._of_layer: dict[int, OrderedDict[Key, int]] = {x: OrderedDict() for x in layers}
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._of_layer[key[0]]
+
+    def n_of_layer(self, layer: int) -> int:
+        """Keys of a layer."""
+        return len(self._of_layer[layer])
+
+    def put(self, key: Key, now: int) -> None:
+        """The key, new or known, is the latest of its layer."""
+        order = self._of_layer[key[0]]
+        order[key] = now
+        order.move_to_end(key)
+
+    def drop(self, key: Key) -> None:
+        """The key goes, if it is there."""
+        self._of_layer[key[0]].pop(key, None)
+
+    def oldest(self, among: Iterable[int], is_locked: IsLocked) -> Key | None:
+        """The key that was used longest ago in some layers, locked ones aside."""
+        best: tuple[int, Key] | None = None
+        for layer in among:
+            for key, now in self._of_layer[layer].items():
+                if not is_locked(key):
+                    if best is None or (now, key) < best:
+                        best = (now, key)
+                    break
+        return best[1] if best is not None else None
 
 
 class Lru:
     """Least recently used over all layers of a class."""
 
     def __init__(self, geometry: PolicyGeometry) -> None:
-        self._geometry = geometry
         self.hot: frozenset[Key] = frozenset()
-        self._order: list[OrderedDict[Key, None]] = [OrderedDict() for _ in geometry.slots_of_class]
+        self._order = Recency(geometry.class_of_layer)
 
-    def _of(self, key: Key) -> OrderedDict[Key, None]:
-        return self._order[self._geometry.class_of_layer[key[0]]]
-
-    def touch(self, key: Key, now: int) -> None:
+    def touch(self, key: Key, now: int, n_tokens: int) -> None:
         """See `Policy`."""
-        order = self._of(key)
-        if key in order:
-            order.move_to_end(key)
+        if key in self._order:
+            self._order.put(key, now)
 
     def admit(self, key: Key, now: int) -> None:
         """See `Policy`."""
-        self._of(key)[key] = None
+        self._order.put(key, now)
 
     def forget(self, key: Key) -> None:
         """See `Policy`."""
-        self._of(key).pop(key, None)
+        self._order.drop(key)
 
-    def victim(self, key: Key, is_locked: IsLocked) -> Key | None:
+    def victim(self, layer: int, among: Sequence[int], is_locked: IsLocked) -> Key | None:
         """See `Policy`."""
-        return _first_free(self._of(key), is_locked)
+        return self._order.oldest(among, is_locked)
 
     def resize(self, slots_of_class: tuple[int, ...], now: int) -> None:
         """See `Policy`. Order does not depend on size."""
@@ -97,118 +134,41 @@ class LayerLru:
     """
 
     def __init__(self, geometry: PolicyGeometry) -> None:
+        self.hot: frozenset[Key] = frozenset()
         self._geometry = geometry
         self._slots_of_class = geometry.slots_of_class
-        self.hot: frozenset[Key] = frozenset()
-        self._order: dict[int, OrderedDict[Key, None]] = {
-            layer: OrderedDict() for layer in geometry.class_of_layer
-        }
+        self._n_layers = [len(layers) for layers in geometry.layers_of_classes()]
+        self._order = Recency(geometry.class_of_layer)
 
-    def touch(self, key: Key, now: int) -> None:
+    def touch(self, key: Key, now: int, n_tokens: int) -> None:
         """See `Policy`."""
-        order = self._order[key[0]]
-        if key in order:
-            order.move_to_end(key)
+        if key in self._order:
+            self._order.put(key, now)
 
     def admit(self, key: Key, now: int) -> None:
         """See `Policy`."""
-        self._order[key[0]][key] = None
+        self._order.put(key, now)
 
     def forget(self, key: Key) -> None:
         """See `Policy`."""
-        self._order[key[0]].pop(key, None)
+        self._order.drop(key)
 
-    def victim(self, key: Key, is_locked: IsLocked) -> Key | None:
+    def victim(self, layer: int, among: Sequence[int], is_locked: IsLocked) -> Key | None:
         """See `Policy`."""
-        slot_class = self._geometry.class_of_layer[key[0]]
-        share = self._slots_of_class[slot_class] / self._geometry.layers_of_class(slot_class)
-        if len(self._order[key[0]]) >= share:
-            own = _first_free(self._order[key[0]], is_locked)
-            if own is not None:
-                return own
-        layers = [
-            layer for layer, found in self._geometry.class_of_layer.items() if found == slot_class
-        ]
-        for layer in sorted(layers, key=lambda layer: (-len(self._order[layer]), layer)):
-            other = _first_free(self._order[layer], is_locked)
-            if other is not None:
-                return other
+        slot_class = self._geometry.class_of_layer[layer]
+        fullest_first = sorted(among, key=lambda other: (-self._order.n_of_layer(other), other))
+        share = self._slots_of_class[slot_class] / self._n_layers[slot_class]
+        if self._order.n_of_layer(layer) >= share:
+            fullest_first.sort(key=lambda other: other != layer)  # its own first, if offered
+        for other in fullest_first:
+            key = self._order.oldest((other,), is_locked)
+            if key is not None:
+                return key
         return None
 
     def resize(self, slots_of_class: tuple[int, ...], now: int) -> None:
         """See `Policy`."""
         self._slots_of_class = slots_of_class
-
-
-@dataclass(slots=True)
-class _Ranked:
-    """Resident keys of a class in a heap with stale entries: (score, tie, key)."""
-
-    heap: list[tuple[float, int, Key]] = field(default_factory=list)
-    entry: dict[Key, tuple[float, int]] = field(default_factory=dict)
-
-
-class Lfu:
-    """Least frequently used, with decay: a use of `half_life` needs ago counts half.
-
-    With u = now / half_life, a use at time u weighs 2**u; all scores grow by the same factor as
-    time passes, so their order changes only when a key is used. Kept as log2 so that it never
-    overflows: score = log2(2**score + 2**u). Counts outlive residency: an expert that comes back
-    is not a newcomer.
-    """
-
-    def __init__(self, geometry: PolicyGeometry, usage: Mapping[Key, float] | None = None) -> None:
-        self._geometry = geometry
-        self.hot: frozenset[Key] = frozenset()
-        self._half_life = LFU_HALF_LIFE_NEEDS_PER_LAYER * max(1, len(geometry.class_of_layer))
-        self._score: dict[Key, float] = {
-            key: math.log2(count) for key, count in (usage or {}).items() if count > 0
-        }
-        self._ranked = [_Ranked() for _ in geometry.slots_of_class]
-
-    def touch(self, key: Key, now: int) -> None:
-        """See `Policy`."""
-        self._score[key] = _log2_add(self._score.get(key, -math.inf), now / self._half_life)
-        ranked = self._ranked[self._geometry.class_of_layer[key[0]]]
-        if key in ranked.entry:
-            self._rank(ranked, key, now)
-
-    def admit(self, key: Key, now: int) -> None:
-        """See `Policy`."""
-        self._rank(self._ranked[self._geometry.class_of_layer[key[0]]], key, now)
-
-    def forget(self, key: Key) -> None:
-        """See `Policy`."""
-        self._ranked[self._geometry.class_of_layer[key[0]]].entry.pop(key, None)
-
-    def victim(self, key: Key, is_locked: IsLocked) -> Key | None:
-        """See `Policy`."""
-        ranked = self._ranked[self._geometry.class_of_layer[key[0]]]
-        locked: list[tuple[float, int, Key]] = []
-        chosen = None
-        while ranked.heap and chosen is None:
-            score, tie, candidate = ranked.heap[0]
-            if ranked.entry.get(candidate) != (score, tie):
-                heapq.heappop(ranked.heap)  # stale: used or forgotten since
-            elif is_locked(candidate):
-                locked.append(heapq.heappop(ranked.heap))
-            else:
-                chosen = candidate
-        for item in locked:
-            heapq.heappush(ranked.heap, item)
-        return chosen
-
-    def resize(self, slots_of_class: tuple[int, ...], now: int) -> None:
-        """See `Policy`. Order does not depend on size."""
-
-    def _rank(self, ranked: _Ranked, key: Key, now: int) -> None:
-        # ties go to the older use, then to the smaller key, so that the order is total
-        entry = (self._score.get(key, -math.inf), now)
-        ranked.entry[key] = entry
-        heapq.heappush(ranked.heap, (*entry, key))
-        if len(ranked.heap) > 8 * len(ranked.entry) + 64:
-            ranked.heap = [(*found, resident) for resident, found in ranked.entry.items()]
-            heapq.heapify(ranked.heap)
 
 
 class Slru:
@@ -219,55 +179,50 @@ class Slru:
     """
 
     def __init__(self, geometry: PolicyGeometry) -> None:
+        self.hot: frozenset[Key] = frozenset()
         self._geometry = geometry
         self._slots_of_class = geometry.slots_of_class
-        self.hot: frozenset[Key] = frozenset()
-        self._probation: list[OrderedDict[Key, None]] = [
-            OrderedDict() for _ in geometry.slots_of_class
-        ]
-        self._protected: list[OrderedDict[Key, None]] = [
-            OrderedDict() for _ in geometry.slots_of_class
-        ]
+        self._probation = Recency(geometry.class_of_layer)
+        self._protected = Recency(geometry.class_of_layer)
+        self._layers = geometry.layers_of_classes()
+        self._n_protected = [0] * len(self._layers)
 
-    def touch(self, key: Key, now: int) -> None:
+    def touch(self, key: Key, now: int, n_tokens: int) -> None:
         """See `Policy`."""
-        slot_class = self._geometry.class_of_layer[key[0]]
-        probation, protected = self._probation[slot_class], self._protected[slot_class]
-        if key in protected:
-            protected.move_to_end(key)
-        elif key in probation:
-            del probation[key]
-            protected[key] = None
-            limit = SLRU_PROTECTED_SHARE * self._slots_of_class[slot_class]
-            while len(protected) > max(1, limit):
-                oldest, _ = protected.popitem(last=False)
-                probation[oldest] = None
+        if key in self._protected:
+            self._protected.put(key, now)
+        elif key in self._probation:
+            self._probation.drop(key)
+            self._protected.put(key, now)
+            self._fall_back(self._geometry.class_of_layer[key[0]], now)
 
     def admit(self, key: Key, now: int) -> None:
         """See `Policy`."""
-        self._probation[self._geometry.class_of_layer[key[0]]][key] = None
+        self._probation.put(key, now)
 
     def forget(self, key: Key) -> None:
         """See `Policy`."""
-        slot_class = self._geometry.class_of_layer[key[0]]
-        self._probation[slot_class].pop(key, None)
-        self._protected[slot_class].pop(key, None)
+        if key in self._protected:
+            self._n_protected[self._geometry.class_of_layer[key[0]]] -= 1
+            self._protected.drop(key)
+        self._probation.drop(key)
 
-    def victim(self, key: Key, is_locked: IsLocked) -> Key | None:
+    def victim(self, layer: int, among: Sequence[int], is_locked: IsLocked) -> Key | None:
         """See `Policy`."""
-        slot_class = self._geometry.class_of_layer[key[0]]
-        chosen = _first_free(self._probation[slot_class], is_locked)
-        return chosen or _first_free(self._protected[slot_class], is_locked)
+        chosen = self._probation.oldest(among, is_locked)
+        return chosen or self._protected.oldest(among, is_locked)
 
     def resize(self, slots_of_class: tuple[int, ...], now: int) -> None:
         """See `Policy`. What is protected falls back with the next use."""
         self._slots_of_class = slots_of_class
 
-
-def _first_free(order: Iterable[Key], is_locked: IsLocked) -> Key | None:
-    return next((key for key in order if not is_locked(key)), None)
-
-
-def _log2_add(a: float, b: float) -> float:
-    high, low = max(a, b), min(a, b)
-    return high + math.log2(1.0 + 2.0 ** (low - high))
+    def _fall_back(self, slot_class: int, now: int) -> None:
+        """One more key of the class is protected: make room for it."""
+        self._n_protected[slot_class] += 1
+        limit = max(1.0, SLRU_PROTECTED_SHARE * self._slots_of_class[slot_class])
+        while self._n_protected[slot_class] > limit:
+            oldest = self._protected.oldest(self._layers[slot_class], lambda key: False)
+            assert oldest is not None
+            self._protected.drop(oldest)
+            self._probation.put(oldest, now)
+            self._n_protected[slot_class] -= 1

@@ -111,7 +111,7 @@ class Residency:
         self.counters.misses += len(misses)
         for use in uses:
             self.uses[need.layer, use.expert] += use.n_tokens
-            self._placement.touch((need.layer, use.expert), self.n_needs)
+            self._placement.touch((need.layer, use.expert), self.n_needs, use.n_tokens)
         loading = self._take_slots(layer, hits, misses)
         self._note_evictions()
         grant = self._grants.first(need.layer, hits, layer.n_waiting)

@@ -14,10 +14,10 @@ from coordinator.budget import MemoryPlan, OnlySequence
 from coordinator.config import Config
 from coordinator.cores import CorePlan, plan_cores
 from coordinator.geometry import PoolGeometry, RangesOf
-from coordinator.hot_set import Static
 from coordinator.machine import Machine
 from coordinator.page_cache_residency import PageCacheResidency
-from coordinator.policies import LayerLru, Lfu, Lru, Policy, PolicyGeometry, Slru
+from coordinator.policies import PolicyGeometry
+from coordinator.policy_choice import make_policy
 from coordinator.prefetch import Prefetch
 from coordinator.requests import Requests, Schedule
 from coordinator.residency import Residency
@@ -34,8 +34,6 @@ from io_worker.reader_trial import Workload
 from io_worker.slabs import SlabTable
 from shm.mapped_files import file_starts
 from shm.pool import ALIGNMENT
-
-N_STATIC_SPARE_SLOTS_PER_ACTIVE = 2  # slots that `static` leaves to move in, per expert used
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +189,12 @@ def _in_pool(setup: Setup) -> Residency:
         alignment=ALIGNMENT,
     )
     slots_of_class = tuple(cls.n_slots for cls in layout.classes)
-    policy = build_policy(setup, PolicyGeometry(class_of_layer, slots_of_class))
+    policy = make_policy(
+        setup.config.policy,
+        PolicyGeometry(class_of_layer, slots_of_class),
+        setup.usage.counts,
+        setup.spec.n_active,
+    )
     return Residency(
         geometry,
         policy,
@@ -204,24 +207,6 @@ def _in_pool(setup: Setup) -> Residency:
 def _may_stand(setup: Setup) -> bool:
     """Counts and traces are made of `Need`s: standing grants send none."""
     return setup.config.usage is None and setup.trace is None
-
-
-def build_policy(setup: Setup, geometry: PolicyGeometry) -> Policy:
-    """The policy by its name."""
-    counts = setup.usage.counts
-    match setup.config.policy:
-        case "lru":
-            return Lru(geometry)
-        case "layer-lru":
-            return LayerLru(geometry)
-        case "lfu":
-            return Lfu(geometry, counts)
-        case "slru":
-            return Slru(geometry)
-        case "static":
-            n_spare = N_STATIC_SPARE_SLOTS_PER_ACTIVE * setup.spec.n_active
-            return Static(geometry, counts, n_spare)
-    raise AssertionError(f"no policy {setup.config.policy!r}")
 
 
 def _ranges_of(slabs: SlabTable) -> RangesOf:

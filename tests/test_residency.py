@@ -5,8 +5,9 @@ import random
 import pytest
 from simulation import engine, need, policy_geometry
 
-from coordinator.hot_set import Static
-from coordinator.policies import LayerLru, Lfu, Lru, Slru
+from coordinator.frequency import Lfu
+from coordinator.hot_set import Calibrated, Static
+from coordinator.policies import LayerLru, Lru, Slru
 from coordinator.slots import SlotState
 from coordinator.state import FromCompute, FromReader, PoolTarget
 from shm.messages import (
@@ -25,7 +26,8 @@ POLICIES = {
     "layer-lru": lambda g: LayerLru(g),
     "lfu": lambda g: Lfu(g),
     "slru": lambda g: Slru(g),
-    "static": lambda g: Static(g, {(0, 1): 5.0, (1, 2): 4.0, (2, 3): 3.0}, 2),
+    "static": lambda g: Static(g, {(0, 1): 5.0, (1, 2): 4.0, (2, 3): 3.0}, lambda n: n - 2),
+    "calibrated": lambda g: Calibrated(g, {}),
 }
 
 

@@ -7,18 +7,20 @@ import pytest
 from simulation import Engine, done, engine, need, policy_geometry
 
 from coordinator.actions import Action, PunchSlots, RestoreSlots, ToCompute, ToWorker
+from coordinator.frequency import Lfu
 from coordinator.hot_set import Static
-from coordinator.policies import LayerLru, Lfu, Lru, Policy, PolicyGeometry, Slru
+from coordinator.policies import LayerLru, Lru, Policy, PolicyGeometry, Slru
 from coordinator.slots import SlotState
 from coordinator.state import ComputeDied, Continue, FromCompute, NewRequest, PoolTarget
 from shm.messages import Grant, Revoke, Sampling, SlotLease, SlotsPunched, Step, Submit
 
+USAGE = {(0, expert): 9.0 - expert for expert in range(9)} | {(1, 2): 4.0}
 POLICIES: Mapping[str, Callable[[PolicyGeometry], Policy]] = {
     "lru": Lru,
     "layer-lru": LayerLru,
     "lfu": Lfu,
     "slru": Slru,
-    "static": lambda g: Static(g, {(0, e): 9.0 - e for e in range(9)} | {(1, 2): 4.0}, 2),
+    "static": lambda g: Static(g, USAGE, lambda n_slots: n_slots - 2),
 }
 
 
@@ -166,7 +168,7 @@ def test_what_comes_back_is_filled_and_stands_again() -> None:
 
 def test_a_hot_set_shrinks_with_the_pool_and_comes_back() -> None:
     usage = {(0, expert): 10.0 - expert for expert in range(8)}
-    policy = Static(policy_geometry(1, 8), usage, 2)
+    policy = Static(policy_geometry(1, 8), usage, lambda n_slots: n_slots - 2)
     run = engine(1, 8, 8, policy=policy)
     _, held = run.run_layer(need(0, list(range(8))))
     run.handle(FromCompute(need(0, [0], held)))
