@@ -16,11 +16,35 @@ NO_LIMIT_BYTES = 2**60  # v1 says "unlimited" as the largest page-aligned number
 
 
 @dataclass(frozen=True, slots=True)
+class LimitedGroup:
+    """A cgroup with a limit, by the files that say so."""
+
+    limit_file: Path
+    usage_file: Path
+
+    def limit_bytes(self) -> int | None:
+        """None where there is no limit. Raises `OSError`, `ValueError` for one that is gone."""
+        text = self.limit_file.read_text().strip()
+        limit = NO_LIMIT_BYTES if text == "max" else int(text)
+        return limit if limit < NO_LIMIT_BYTES else None
+
+    def room_bytes(self) -> int | None:
+        """Limit less usage, page cache not counted. Raises like `limit_bytes`."""
+        limit = self.limit_bytes()
+        if limit is None:
+            return None
+        usage = int(self.usage_file.read_text())
+        used = max(0, usage - _file_cache_bytes(self.limit_file.parent / "memory.stat"))
+        return max(0, limit - used)
+
+
+@dataclass(frozen=True, slots=True)
 class AvailableMemory:
     """Bytes that may be taken now, and the file that says so."""
 
     n_bytes: int
     source: str
+    group: "LimitedGroup | None" = None  # the one whose limit counts; None: the system's memory
 
     @property
     def reserve_bytes(self) -> int:
@@ -59,25 +83,22 @@ def _cgroup_rooms(root: Path) -> list[AvailableMemory]:
                 for mount in (CGROUP_FOLDER, f"{CGROUP_FOLDER}/unified"):
                     group = root.joinpath(mount, *parts[:depth])
                     for limit in ("memory.max", "memory.high"):
-                        rooms += _room(root, group / limit, group / "memory.current")
+                        rooms += _room(root, LimitedGroup(group / limit, group / "memory.current"))
             elif "memory" in controllers.split(","):
                 group = root.joinpath(CGROUP_FOLDER, "memory", *parts[:depth])
-                limit_file = group / "memory.limit_in_bytes"
-                rooms += _room(root, limit_file, group / "memory.usage_in_bytes")
+                files = group / "memory.limit_in_bytes", group / "memory.usage_in_bytes"
+                rooms += _room(root, LimitedGroup(*files))
     return rooms
 
 
-def _room(root: Path, limit_file: Path, usage_file: Path) -> list[AvailableMemory]:
-    """Limit less usage, page cache not counted; empty where there is no limit."""
+def _room(root: Path, group: LimitedGroup) -> list[AvailableMemory]:
     try:
-        limit, usage = limit_file.read_text().strip(), int(usage_file.read_text())
-        if limit == "max" or int(limit) >= NO_LIMIT_BYTES:
-            return []
-        used = max(0, usage - _file_cache_bytes(limit_file.parent / "memory.stat"))
-        source = f"/{limit_file.relative_to(root)}"
-        return [AvailableMemory(max(0, int(limit) - used), source)]
+        n_bytes = group.room_bytes()
     except (OSError, ValueError):
         return []
+    if n_bytes is None:
+        return []
+    return [AvailableMemory(n_bytes, f"/{group.limit_file.relative_to(root)}", group)]
 
 
 def _file_cache_bytes(stat_file: Path) -> int:

@@ -92,6 +92,26 @@ def whole_pool_bytes(table: SlabTable) -> int:
     return PoolLayout(tuple(SlotClass(cls.n_experts, cls.windows) for cls in classes)).total_bytes
 
 
+def smallest_layout_bytes(layout: PoolLayout) -> int:
+    """What is left of a pool that shrank as far as it may."""
+    return layout.header_bytes + sum(
+        min(MIN_SLOTS, cls.n_slots) * cls.slot_bytes for cls in layout.classes
+    )
+
+
+def slots_within(layout: PoolLayout, pool_bytes: int) -> tuple[int, ...]:
+    """Slots of each class of a pool that shrank to `pool_bytes`: the same share of every class.
+
+    At least the smallest legal number, also where that is more.
+    """
+    room = max(0, pool_bytes - layout.header_bytes)
+    whole = layout.total_bytes - layout.header_bytes
+    return tuple(
+        max(min(MIN_SLOTS, cls.n_slots), min(cls.n_slots, cls.n_slots * room // whole))
+        for cls in layout.classes
+    )
+
+
 def wasted_share(table: SlabTable, layout: PoolLayout, class_of_layer: Sequence[int]) -> float:
     """Share of the slots' bytes that no slab fills, when each layer holds its part of its class."""
     useful = Fraction(0)

@@ -1,0 +1,110 @@
+"""The memory of a run while it runs: what it takes, what is left, and how large its pool may be.
+
+Brings together what is measured (`accounting`, `memory_room`) and what is judged (`pressure`), at
+the moments when it is due. Decides nothing about slots: it says how many of each class there may be
+(`PoolTarget`), and gives and takes the memory of those that the core names.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from coordinator.accounting import accounted_bytes
+from coordinator.actions import PunchSlots, RestoreSlots
+from coordinator.memory_room import MemoryRoom
+from coordinator.pool_memory import PoolMemory
+from coordinator.pressure import Pressure
+from coordinator.slot_classes import slots_within, smallest_layout_bytes
+from coordinator.state import PoolTarget
+from shm.pool import PoolLayout
+
+ACCOUNT_SECONDS = 0.1  # costs 20 us of the processor per process
+LIMITED_SECONDS = 0.05  # between two looks at a cgroup that has a limit: 20 us each
+UNLIMITED_SECONDS = 1.0  # at what the whole system has left
+MiB = 1024 * 1024
+
+
+class MemoryWatch:
+    """Of one run. Without a pool (`pool_fd` None) it only counts. Use as a context manager."""
+
+    def __init__(
+        self, pool_fd: int | None, layout: PoolLayout, budget_bytes: int, root: Path = Path("/")
+    ) -> None:
+        self.accounted_bytes = self.peak_bytes = 0
+        self._pool_fd = pool_fd
+        self._pool = PoolMemory(pool_fd, layout) if pool_fd is not None else None
+        self._layout = layout
+        self._budget_bytes = budget_bytes
+        self._room = MemoryRoom(root)
+        self._pressure: Pressure | None = None
+        self._slots_of_class = tuple(cls.n_slots for cls in layout.classes)
+        self._next_account = self._next_look = 0.0
+        self._short_since: float | None = None
+        self._lines: list[str] = []
+
+    def __enter__(self) -> "MemoryWatch":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._room.close()
+
+    def seconds_until_due(self, now_seconds: float) -> float:
+        """Until `look` has something to do."""
+        return max(0.0, self._next_look - now_seconds) if self._pressure else UNLIMITED_SECONDS
+
+    def account(self, pids: Iterable[int], now_seconds: float) -> None:
+        """Count what all processes hold, if that is due."""
+        if now_seconds >= self._next_account:
+            self._next_account = now_seconds + ACCOUNT_SECONDS
+            self.accounted_bytes = accounted_bytes(pids, self._pool_fd)
+            self.peak_bytes = max(self.peak_bytes, self.accounted_bytes)
+
+    def begin(self, pids: Iterable[int], now_seconds: float) -> None:
+        """Everything is loaded: from now on the pool follows the room there is."""
+        if self._pool is None:
+            return
+        self._next_account = 0.0
+        self.account(pids, now_seconds)
+        unused = max(0, self._budget_bytes - self.accounted_bytes)
+        spare = self._room.look(now_seconds, enough_bytes=0) - unused
+        layout = self._layout
+        smallest, unit = smallest_layout_bytes(layout), sum(c.slot_bytes for c in layout.classes)
+        self._pressure = Pressure(layout.total_bytes, smallest, unit, spare)
+
+    def look(self, now_seconds: float) -> PoolTarget | None:
+        """What the pool should be now, if that is due and not what it is."""
+        if self._pressure is None or self._pool is None or now_seconds < self._next_look:
+            return None
+        room = self._room.look(now_seconds, self._pressure.high_bytes)
+        is_limited = self._room.is_limited
+        self._next_look = now_seconds + (LIMITED_SECONDS if is_limited else UNLIMITED_SECONDS)
+        target = self._pressure.target(room, self._pool.n_bytes, now_seconds)
+        if target is None:
+            return None
+        self._tell(room, target, now_seconds)
+        self._slots_of_class = slots_within(self._layout, target)
+        return PoolTarget(self._slots_of_class)
+
+    def perform(self, action: PunchSlots | RestoreSlots) -> None:
+        """Give or take the memory of slots."""
+        assert self._pool is not None
+        if isinstance(action, PunchSlots):
+            self._pool.punch(action.slots)
+        else:
+            self._pool.restore(action.slots)
+
+    def take_lines(self) -> list[str]:
+        """What an operator wants to know since the last call."""
+        lines, self._lines = self._lines, []
+        return lines
+
+    def _tell(self, room: int, target: int, now_seconds: float) -> None:
+        assert self._pool is not None
+        figures = f"room_mib={room // MiB} pool_mib={self._pool.n_bytes // MiB}"
+        if target < self._pool.n_bytes:
+            if self._short_since is None:
+                self._short_since = now_seconds
+                self._lines.append(f"event=pool_shrinks {figures} limit={self._room.source!r}")
+        elif self._short_since is not None and target >= self._layout.total_bytes:
+            seconds = now_seconds - self._short_since
+            self._lines.append(f"event=pool_restored {figures} after_seconds={seconds:.1f}")
+            self._short_since = None
