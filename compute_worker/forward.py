@@ -132,6 +132,8 @@ def group_by_expert(chosen: Integers) -> dict[int, Integers]:
     """For each expert that `chosen` (T, A) names, ascending: its pairs ``token * A + place``,
     ascending. These are the rows of `out` that `expert_blocks` writes and `combine` adds."""
     flat = chosen.ravel()
+    if len(chosen) == 1:  # one token: its experts are different and ascending, and time counts
+        return dict(zip(flat.tolist(), np.arange(flat.size, dtype=np.int32)[:, None], strict=True))
     order = np.argsort(flat, kind="stable").astype(np.int32)
     experts, starts = np.unique(flat[order], return_index=True)
     return dict(zip(experts.tolist(), np.split(order, starts[1:]), strict=True))
