@@ -32,6 +32,7 @@ from shm.messages import (
     Progress,
     ReadSlabs,
     Ready,
+    SlotsPunched,
     Step,
     Stop,
     Submit,
@@ -92,13 +93,21 @@ class SocketLink:
                 return None
             message = decode(self._socket.recv())
             self._n_received += 1
-            if isinstance(message, Stop):
-                raise Stopping
-            if not isinstance(message, ReadSlabs):
-                return message
-            if self._reads is None:
-                raise MessageError("link: ReadSlabs, but this process does not read")
-            self._reads.submit(message.reads)
+            match message:
+                case Stop():
+                    raise Stopping
+                case ReadSlabs(reads):
+                    self._local_reads.submit(reads)
+                case SlotsPunched(slots):
+                    self._local_reads.forget(slots)
+                case _:
+                    return message
+
+    @property
+    def _local_reads(self) -> ReadQueue:
+        if self._reads is None:
+            raise MessageError("link: a message to a reader, but this process does not read")
+        return self._reads
 
 
 def main() -> int:

@@ -30,6 +30,7 @@ from shm.messages import (
     Hello,
     ReadSlabs,
     Ready,
+    SlotsPunched,
     Stop,
     Welcome,
     decode,
@@ -134,11 +135,15 @@ def serve(
         poller.poll(math.ceil(wait_seconds * 1000))
         while link.poll(0):
             message = decode(link.recv())
-            if isinstance(message, Stop):
-                return
-            if not isinstance(message, ReadSlabs):
-                raise MessageError(f"link: unexpected {type(message).__name__}")
-            queue.submit(message.reads)
+            match message:
+                case Stop():
+                    return
+                case ReadSlabs(reads):
+                    queue.submit(reads)
+                case SlotsPunched(slots):
+                    queue.forget(slots)
+                case _:
+                    raise MessageError(f"link: unexpected {type(message).__name__}")
         for completion in queue.collect():
             link.send(encode(completion))
         if time.monotonic() >= next_beat:

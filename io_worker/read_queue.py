@@ -114,6 +114,10 @@ class ReadQueue:
                 else:
                     self._read_range(slab, index)
 
+    def forget(self, slots: Iterable[int]) -> None:
+        """The memory of these slots was given back; none of them is being read."""
+        self._place.forget(slots)
+
     def collect(self) -> list[Completion]:
         """What finished since the last call. Raises what killed a reading thread, if one died."""
         with contextlib.suppress(BlockingIOError):

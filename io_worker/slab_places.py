@@ -4,7 +4,7 @@
 and says when the last one is there. Several threads prepare and finish at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from io_worker.read_check import Window, check_cached_read, check_read, slot_windows
 from io_worker.reader import ReadError
@@ -37,6 +37,11 @@ class PoolSlots:
             text = f"pool bytes {start} to {stop}: no memory ({error.strerror})"
             raise ReadError(error.errno or 0, text) from error
 
+    def forget(self, slots: Iterable[int]) -> None:
+        """The memory of these slots is gone, their page table entries with it."""
+        for slot in slots:
+            self._populated.difference_update(start for start, _ in self._windows[slot])
+
     def finish(self, read: SlabRead, n_bytes: int) -> None:
         """The slab is there, all of it."""
         slot, generation = read.lease.slot, read.lease.generation
@@ -55,6 +60,9 @@ class PageCache:
         return ((0, 0),) * len(read.ranges)
 
     def prepare(self, window: Window) -> None:
+        """See `PoolSlots`."""
+
+    def forget(self, slots: Iterable[int]) -> None:
         """See `PoolSlots`."""
 
     def finish(self, read: SlabRead, n_bytes: int) -> None:

@@ -17,7 +17,9 @@ from shm.messages import (
     Heartbeat,
     ReadFailed,
     SlabsReady,
+    SlotsPunched,
 )
+from shm.pool import punch_hole
 
 
 @pytest.fixture
@@ -162,3 +164,18 @@ def test_a_start_by_hand_is_refused_in_one_line(arguments: list[str]) -> None:
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("io_worker: started by the coordinator only")
+
+
+def test_a_slot_that_was_punched_is_read_into_again(stage: Stage) -> None:
+    with stage.worker(reader="buffered") as worker:
+        worker.greet()
+        worker.read(stage.slab(1), stage.slab(2))
+        windows = stage.pool.windows
+        punch_hole(stage.pool_fd, windows[1][0], windows[2][0] - windows[1][0])
+        worker.send(SlotsPunched((1,)))
+        again = stage.slab(1, 2)
+        (answer,) = worker.read(again)
+        assert isinstance(answer, SlabsReady)
+        stage.assert_right(again)
+        stage.assert_right(stage.slab(2))
+        assert worker.stop() == 0
