@@ -14,6 +14,14 @@ from coordinator.watch import Watch
 from io_worker.reader import ModelFile, change_of
 
 
+def bus_error(files: Sequence[ModelFile]) -> str:
+    """What SIGBUS means for a process that maps these files."""
+    return (
+        f"{files[0].path}: model changed on disk, or the disk failed: "
+        "a page of its mapping could not be read (SIGBUS); start again"
+    )
+
+
 class Health:
     """Of the processes around one core. `compute` is the name of the one that executes steps."""
 
@@ -44,10 +52,7 @@ class Health:
         change = self.changed_file()
         if change is not None or exit_code != -signal.SIGBUS or not self._maps_files:
             return change
-        return (
-            f"{self._files[0].path}: model changed on disk, or the disk failed: "
-            "a page of its mapping could not be read (SIGBUS); start again"
-        )
+        return bus_error(self._files)
 
     def _problem_of(self, child: Child, now_ns: int) -> str | None:
         name, watch = child.name, self.watch

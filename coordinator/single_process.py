@@ -19,11 +19,13 @@ from compute_worker.settings import ComputeSettings
 from coordinator.__main__ import reported, run_engine
 from coordinator.accounting import accounted_bytes
 from coordinator.actions import Action, Deliver, Ended, StopWith, ToCompute, ToWorker
+from coordinator.bus_error import end_on_bus_error
 from coordinator.command_line import parse
 from coordinator.commands import EvalCommand
 from coordinator.config import Config
 from coordinator.disk_use import DiskUse, DiskUseTotals
 from coordinator.engine import COMPUTE, EXIT_MODEL, EngineError
+from coordinator.health import bus_error
 from coordinator.runner import RequestListener, Runner
 from coordinator.setup import Setup, build_core
 from coordinator.signals import Signals
@@ -252,6 +254,8 @@ def running(
     terminal.line(f"kernels: {assembled.kernels.name}")
     link.handle(ReaderReady(COMPUTE, setup.reader_credit))
     runner = SingleRunner(setup, terminal, signals, link, assembled, pool_fd)
+    if setup.maps_files:
+        end_on_bus_error(f"moe-coord: error: {bus_error(setup.files)}", EXIT_MODEL)
     if setup.plan.everything_fits:
         runner.preload()
     terminal.end_progress()

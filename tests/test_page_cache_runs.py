@@ -128,7 +128,17 @@ def test_a_bus_error_without_a_changed_file_is_the_disk(model: Path) -> None:
         assert caught.value.exit_code == 3
 
 
-@pytest.mark.parametrize("flags", [("--reader", "mmap"), ("--reader", "willneed")])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--reader", "mmap"),
+        ("--reader", "willneed"),
+        ("--reader", "mmap", "--single-process"),
+        ("--reader", "mmap", "--single-process", "--io-threads", "1"),
+        ("--dense", "mapped", "--single-process", "--pool", "all"),
+    ],
+    ids=" ".join,
+)
 def test_the_command_ends_with_3(tmp_path: Path, flags: tuple[str, ...]) -> None:
     model = long_model(tmp_path)
     wanted = ("--tokens", "5,6", "-n", "30000", "--ignore-eos", "--context", "30100")
