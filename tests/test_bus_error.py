@@ -14,9 +14,10 @@ fd = os.open(path, os.O_RDWR)
 mapped = MappedFiles([fd], [40960])
 end_on_bus_error("moe-coord: error: gone", 3)
 os.truncate(fd, 4096)
+copy = ctypes.create_string_buffer(9)
 touch = {
     "with the lock": lambda: mapped.touch(0, 40960),
-    "without the lock": lambda: ctypes.memmove(ctypes.create_string_buffer(9), mapped.address + 8192, 9),
+    "without the lock": lambda: ctypes.memmove(copy, mapped.address + 8192, 9),
 }[how.removesuffix(" in a thread")]
 if how.endswith("thread"):
     thread = threading.Thread(target=touch)
