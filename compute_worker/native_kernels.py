@@ -1,14 +1,15 @@
 """The C kernels behind the functions of `reference`: same names, signatures and effects.
 
-Owns the handle of the C engine (one instruction set, its threads, its scratch) and the choice of the
-instruction set. Where C has no kernel for a type or a shape, the numpy reference does that one call,
-so every model runs. Nothing is computed here.
+Owns the handle of the C engine (one instruction set, its threads, its scratch) and the choice of
+the instruction set. Where C has no kernel for a type or a shape, the numpy reference does that one
+call, so every model runs. Nothing is computed here.
 
 A change must keep: arrays are handed to C contiguous and of the exact type, or copied to be so.
 """
 
+import importlib
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import gguf.quants
 import numpy as np
@@ -19,7 +20,7 @@ from compute_worker.kv import KvCache
 from compute_worker.matrix import Addresses, ExpertShape, Floats, Integers, Matrix
 
 try:
-    from compute_worker.native import _kernels
+    _kernels: Any = importlib.import_module("compute_worker.native._kernels")
 except ImportError:  # `optional` at install: the reason was printed there
     _kernels = None
 
@@ -243,5 +244,5 @@ def _grids(ffi: Any) -> tuple[Any, list["np.ndarray[Any, Any]"]]:
         kind = getattr(quants, name)
         kind.init_grid()
         arrays.append(np.ascontiguousarray(kind.grid.reshape(kind.grid_shape), np.uint8))
-    arrays.append(np.frombuffer(cast(bytes, quants.IQ2_XXS.ksigns), np.uint8).copy())
+    arrays.append(np.frombuffer(quants.IQ2_XXS.ksigns, np.uint8).copy())
     return ffi.new("moe_grids *", [ffi.from_buffer("uint8_t[]", a) for a in arrays]), arrays

@@ -9,7 +9,7 @@ cffi reads the declarations from `api.h`, between its two marks.
 
 from pathlib import Path
 
-import cffi
+import cffi  # type: ignore[import-untyped]
 
 HERE = Path(__file__).parent
 MODULE = "compute_worker.native._kernels"
@@ -46,7 +46,14 @@ def builder() -> cffi.FFI:
         include_dirs=[str(here)],
         # No fused multiply-add where the source does not say so: every path must do the same
         # operations. -Wno-psabi: vectors wider than the base are never passed between files.
-        extra_compile_args=["-std=gnu11", "-O2", "-g0", "-ffp-contract=off", "-Wno-psabi", "-pthread"],
+        extra_compile_args=[
+            "-std=gnu11",
+            "-O2",
+            "-g0",
+            "-ffp-contract=off",
+            "-Wno-psabi",
+            "-pthread",
+        ],
         extra_link_args=["-pthread"],
         optional=True,  # no compiler: the install goes on, and runs on the numpy references
     )
