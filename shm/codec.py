@@ -31,7 +31,11 @@ class MessageError(Exception):
 def pack(tag: str, message: Any) -> bytes:
     """Encode one message behind its tag."""
     fields = (tag, *_fields_of(message))
-    return typing.cast(bytes, msgpack.packb(fields, use_bin_type=True, default=_fields_of))
+    # file names may hold bytes that are no text: an error that names one must still arrive
+    data = msgpack.packb(
+        fields, use_bin_type=True, unicode_errors="backslashreplace", default=_fields_of
+    )
+    return typing.cast(bytes, data)
 
 
 def _fields_of(value: Any) -> tuple[Any, ...]:
