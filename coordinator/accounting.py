@@ -4,21 +4,22 @@ Accounted memory is what a budget must hold: anonymous memory and page tables of
 the allocated bytes of the pool once. Page cache is the system's, not ours.
 """
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from shm.pool import allocated_bytes
 
+PRIVATE_FIELDS = re.compile(rb"^(?:RssAnon|VmPTE):\s+(\d+) kB$", re.MULTILINE)
+
 
 def private_bytes(pid: int) -> int:
     """RssAnon + VmPTE of a process; 0 when it is gone. Fields of proc(5) status are in KiB."""
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        status = Path(f"/proc/{pid}/status").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return 0
-    fields = dict(line.split(":", 1) for line in lines if ":" in line)
-    wanted = (fields.get(name, "0 kB") for name in ("RssAnon", "VmPTE"))
-    return sum(int(value.split()[0]) * 1024 for value in wanted)
+    return sum(int(found) * 1024 for found in PRIVATE_FIELDS.findall(status))
 
 
 def accounted_bytes(pids: Iterable[int], pool_fd: int | None) -> int:

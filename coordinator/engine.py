@@ -10,14 +10,24 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from coordinator.accounting import accounted_bytes
-from coordinator.actions import Action, Deliver, Ended, StopWith, ToCompute, ToWorker
+from coordinator.actions import (
+    Action,
+    Deliver,
+    Ended,
+    PunchSlots,
+    RestoreSlots,
+    StopWith,
+    ToCompute,
+    ToWorker,
+)
 from coordinator.children import Arrived, Children, Died, Misbehaved
 from coordinator.disk_use import DiskUseTotals
 from coordinator.health import Health
 from coordinator.launch import Child, ChildSpec
+from coordinator.listener import Listener
+from coordinator.memory_watch import MemoryWatch
 from coordinator.restarts import MAX_DEATHS, Restarts
 from coordinator.state import (
     ComputeDied,
@@ -40,7 +50,6 @@ from shm.messages import (
     ReadFailed,
     Ready,
     Release,
-    Sampled,
     SlabsReady,
     StepDone,
 )
@@ -58,25 +67,6 @@ class EngineError(Exception):
         self.exit_code = exit_code
 
 
-class Listener(Protocol):
-    """Who is told what becomes of requests and processes."""
-
-    def on_tokens(self, sampled: tuple[Sampled, ...]) -> list[EndRequest]:
-        """New tokens; returns the requests that end because of them (stop strings)."""
-
-    def on_ended(self, ended: Ended) -> None:
-        """A request is over."""
-
-    def on_step(self, done: StepDone) -> None:
-        """A step is done."""
-
-    def on_progress(self, process: str, phase: str, done: int, total: int) -> None:
-        """A long phase of a process's start moves on."""
-
-    def on_event(self, line: str) -> None:
-        """Something an operator wants to know, key=value."""
-
-
 class Engine:
     """Processes, sockets and the core of one run. Use as a context manager."""
 
@@ -85,7 +75,7 @@ class Engine:
         core: Core,
         specs: list[ChildSpec],
         reader_credit: int,
-        pool_fd: int | None,
+        memory: MemoryWatch,
         files: Sequence[ModelFile],
         listener: Listener,
         *,
@@ -97,11 +87,10 @@ class Engine:
         self.restarts = Restarts()
         self.names = tuple(spec.name for spec in specs)
         self.totals = Totals(n for n in self.names if n != COMPUTE or compute_reads)
-        self.accounted_bytes = self.peak_bytes = 0
+        self.memory = memory
         self.disk_use = DiskUseTotals()
         self._specs = {spec.name: spec for spec in specs}
         self._credit = reader_credit
-        self._pool_fd = pool_fd
         self._listener = listener
         self._compute_reads = compute_reads
         self._health = Health(core, files, COMPUTE, maps_files=maps_files)
@@ -146,13 +135,8 @@ class Engine:
 
     def preload(self) -> None:
         """Read every expert, in layer order, before the first step."""
-        geometry = self.core.residency.geometry
-        keys = [
-            (layer, expert)
-            for layer in sorted(geometry.class_of_layer)
-            for expert in range(geometry.n_experts)
-        ]
-        self._perform(self.core.residency.preload(keys))
+        residency = self.core.residency
+        self._perform(residency.preload(residency.geometry.all_keys()))
 
     @property
     def n_loading(self) -> int:
@@ -161,8 +145,9 @@ class Engine:
 
     def run_once(self, timeout_seconds: float = TICK_SECONDS) -> None:
         """Wait for something to happen, deal with it. Raises `EngineError`."""
-        wait = min(timeout_seconds, max(0.0, self._next_tick - time.monotonic()))
-        for news in self.children.wait(wait):
+        now = time.monotonic()
+        due = min(self._next_tick - now, self.memory.seconds_until_due(now))
+        for news in self.children.wait(min(timeout_seconds, max(0.0, due))):
             match news:
                 case Arrived(child, message):
                     self._take(child, message)
@@ -170,9 +155,11 @@ class Engine:
                     self._condemn(child, why)
                 case Died():
                     self._replace(news)
-        if time.monotonic() >= self._next_tick:
-            self._next_tick = time.monotonic() + TICK_SECONDS
+        now = time.monotonic()
+        if now >= self._next_tick:
+            self._next_tick = now + TICK_SECONDS
             self._tick(time.monotonic_ns())
+        self._watch_memory(now)
         if self.is_compute_ready:
             self._perform(self.core.handle(Continue()))
 
@@ -210,6 +197,8 @@ class Engine:
         self._health.watch.begin(child.name, time.monotonic_ns())
         if child.name != COMPUTE or self._compute_reads:
             self._handle(ReaderReady(child.name, self._credit))
+        if self.is_ready:
+            self.memory.begin(self._pids(), time.monotonic())
 
     def _replace(self, death: Died) -> None:
         """A child is dead: tell the core, start another. Raises if that is not worth a try."""
@@ -263,6 +252,8 @@ class Engine:
                     self._listener.on_ended(action)
                 case StopWith(exit_code, text):
                     raise EngineError(exit_code, text)
+                case PunchSlots() | RestoreSlots():
+                    self.memory.perform(action)
 
     def _send(self, name: str, message: Any) -> None:
         child = self.children.get(name)
@@ -272,12 +263,21 @@ class Engine:
     # Watching
 
     def _tick(self, now_ns: int) -> None:
-        pids = [os.getpid(), *(child.process.pid for child in self.children)]
-        self.accounted_bytes = accounted_bytes(pids, self._pool_fd)
-        self.peak_bytes = max(self.peak_bytes, self.accounted_bytes)
+        self.memory.account(self._pids(), now_ns / 1e9)
         self.disk_use.look()
         for child, why in self._health.hanging(self.children, now_ns):
             self._condemn(child, why)
         change = self._health.changed_file()
         if change is not None:
             raise EngineError(EXIT_MODEL, change)
+
+    def _watch_memory(self, now: float) -> None:
+        if self.core.requests.running_step is not None:
+            self.memory.account(self._pids(), now)
+        if (target := self.memory.look(now)) is not None:
+            self._handle(target)
+        for line in self.memory.take_lines():
+            self._listener.on_event(line)
+
+    def _pids(self) -> list[int]:
+        return [os.getpid(), *(child.process.pid for child in self.children)]

@@ -60,7 +60,7 @@ class MemoryWatch:
 
     def begin(self, pids: Iterable[int], now_seconds: float) -> None:
         """Everything is loaded: from now on the pool follows the room there is."""
-        if self._pool is None:
+        if self._pool is None or self._pressure is not None:
             return
         self._next_account = 0.0
         self.account(pids, now_seconds)

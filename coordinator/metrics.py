@@ -60,7 +60,7 @@ def run_view(engine: Engine, setup: Setup) -> RunView:
         kernels=kernels,
         life_of=life_of,
         n_restarts=lambda name: engine.restarts.counts[name],
-        accounted_bytes=lambda: (engine.accounted_bytes, engine.peak_bytes),
+        accounted_bytes=lambda: (engine.memory.accounted_bytes, engine.memory.peak_bytes),
     )
 
 

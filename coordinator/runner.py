@@ -89,7 +89,7 @@ class ProcessRunner:
     @property
     def peak_bytes(self) -> int:
         """See `Runner`."""
-        return self._engine.peak_bytes
+        return self._engine.memory.peak_bytes
 
     def disk_use(self) -> DiskUse:
         """See `Runner`."""
@@ -152,26 +152,26 @@ class ProcessRunner:
     # What the engine tells
 
     def on_tokens(self, sampled: tuple[Sampled, ...]) -> list[EndRequest]:
-        """See `engine.Listener`."""
+        """See `Listener`."""
         self.terminal.end_progress()
         return self._listener.on_tokens(sampled) if self._listener else []
 
     def on_ended(self, ended: Ended) -> None:
-        """See `engine.Listener`."""
+        """See `Listener`."""
         if self._listener is not None:
             self._listener.on_ended(ended)
 
     def on_step(self, done: StepDone) -> None:
-        """See `engine.Listener`."""
+        """See `Listener`."""
         if self._listener is not None:
             self._listener.on_step(done)
 
     def on_progress(self, process: str, phase: str, done: int, total: int) -> None:
-        """See `engine.Listener`."""
+        """See `Listener`."""
         self.terminal.progress(f"{process} {phase}", done, total)
 
     def on_event(self, line: str) -> None:
-        """See `engine.Listener`."""
+        """See `Listener`."""
         self.terminal.line(line)
 
 

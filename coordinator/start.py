@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 from compute_worker.settings import ComputeSettings, LocalReads
 from compute_worker.settings import encode_settings as encode_compute
-from coordinator.engine import COMPUTE, Engine, Listener
+from coordinator.engine import COMPUTE, Engine
 from coordinator.launch import ChildSpec
 from coordinator.limits import check_open_files
+from coordinator.listener import Listener
+from coordinator.memory_watch import MemoryWatch
 from coordinator.setup import Setup, build_core
 from io_worker.reader import descriptors
 from io_worker.settings import IoSettings
@@ -65,7 +67,7 @@ def started(
             build_core(setup, max_running),
             [*workers, compute],
             setup.reader_credit,
-            pool_fd,
+            stack.enter_context(MemoryWatch(pool_fd, setup.plan.layout, setup.plan.budget_bytes)),
             setup.files,
             listener,
             compute_reads=compute_reads,
