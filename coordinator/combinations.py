@@ -14,7 +14,10 @@ from coordinator.flags import flags_of
 from coordinator.sizes import format_size
 
 PROMPTS = ("prompt", "prompt_file", "prompt_tokens")
-OF_THE_POOL = ("pool", "policy", "drop_cache", "read_unit")  # the page cache knows none of them
+# the page cache knows none of these
+OF_THE_POOL = ("pool", "policy", "drop_cache", "read_unit", "hot_set", "imatrix")
+COUNTS = ("usage", "hot_set", "imatrix")  # where counts of other texts come from
+COUNTING_POLICIES = ("auto", "lfu", "static", "calibrated", "imatrix")
 INSIDE_COMPUTE = ("io_threads", "single_process")  # each puts the reading into the compute process
 
 
@@ -39,6 +42,7 @@ def combined(config: Config, given: frozenset[str], cores: Sequence[int]) -> Con
             "to have several reads in flight, or drop --queue-depth"
         )
     _check_memory(config)
+    _check_counts(config, given)
     return _with_cores(_with_reader(config, given), given, cores)
 
 
@@ -66,6 +70,31 @@ def _check_memory(config: Config) -> None:
         raise ConfigError(
             "--mlock: expected weights in memory of our own, found --dense mapped, which leaves "
             "them to the page cache; drop --mlock or --dense"
+        )
+
+
+def _check_counts(config: Config, given: frozenset[str]) -> None:
+    """Counts of other texts come from one file, and from one that the policy makes use of."""
+    named = [flag_name(name) for name in COUNTS if name in given]
+    if len(named) > 1:
+        raise ConfigError(
+            f"{named[0]}: expected one file with counts, found {' and '.join(named)}; keep one"
+        )
+    policy = config.policy
+    if policy == "static" and not named:
+        raise ConfigError(
+            "--policy: expected counts for static, found none; give --hot-set FILE, which "
+            "`moe-coord calibrate` writes, or --usage FILE"
+        )
+    if policy == "imatrix" and config.imatrix is None:
+        raise ConfigError(
+            "--policy: expected --imatrix FILE with imatrix, found none; give the file, or another "
+            "--policy"
+        )
+    if named and named != ["--usage"] and policy not in COUNTING_POLICIES:
+        raise ConfigError(
+            f"{named[0]}: expected a policy that counts ({', '.join(COUNTING_POLICIES)}), found "
+            f"{policy}, which would not look at it; drop {named[0]} or --policy"
         )
 
 

@@ -27,6 +27,7 @@ from coordinator.flag_values import (
     real,
 )
 from coordinator.flags import flag, flags_of
+from coordinator.policy_choice import POLICIES
 from coordinator.sizes import PoolSize
 from io_worker.page_cache import WARMERS
 from io_worker.probe import READER_NAMES
@@ -137,7 +138,7 @@ class Config:
         "what one miss reads: the expert, or all experts of its layer",
     )  # fmt: skip
     policy: str = flag(
-        "auto", "--policy", choice("auto", "lru", "layer-lru", "lfu", "slru", "static"), READING,
+        "auto", "--policy", choice("auto", *POLICIES), READING,
         "which experts stay when the pool is full",
     )  # fmt: skip
     prefetch: str = flag(
@@ -148,6 +149,14 @@ class Config:
     usage: Path | None = flag(
         None, "--usage", PATH, READING, "start from the use counts in this file and save them there"
     )
+    hot_set: Path | None = flag(
+        None, "--hot-set", PATH, READING,
+        "start from use counts as `moe-coord calibrate` or --usage saves them, and leave them so",
+    )  # fmt: skip
+    imatrix: Path | None = flag(
+        None, "--imatrix", PATH, READING,
+        "start from the counts per expert in a GGUF importance matrix of the model",
+    )  # fmt: skip
 
     memory_bytes: int | None = flag(
         None, "--memory", SIZE, MEMORY, "what all processes together may use",

@@ -55,8 +55,8 @@ def resolve(
     plan = memory_plan(config, machine, model, only)
     is_pinned = config.pin_cores or config.core_plan is not None
     policy = config.policy
-    if policy == "auto":  # an LRU smaller than what one token touches never hits
-        policy = "lru" if plan.holds_token_cycle else "lfu"
+    if policy == "auto":  # counting hit most at every size in every replay: tests/hit_rates.md
+        policy = "imatrix" if config.imatrix is not None else "lfu"
     drop_cache = config.drop_cache
     if drop_cache == "auto":
         drop_cache = "no" if model.slabs.total_bytes <= spare_bytes(machine, plan) else "yes"

@@ -14,6 +14,7 @@ from coordinator.budget import MemoryPlan, OnlySequence
 from coordinator.config import Config
 from coordinator.cores import CorePlan, plan_cores
 from coordinator.geometry import PoolGeometry, RangesOf
+from coordinator.imatrix import read_imatrix
 from coordinator.machine import Machine
 from coordinator.page_cache_residency import PageCacheResidency
 from coordinator.policies import PolicyGeometry
@@ -26,7 +27,7 @@ from coordinator.resolve import resolve as resolve_config
 from coordinator.state import Core
 from coordinator.token_rows import TokenRows, create_rows
 from coordinator.trace_file import TraceWriter, create_trace, trace_header
-from coordinator.usage import UsageCounts, fresh_usage, read_usage
+from coordinator.usage import UsageCounts, fresh_usage, read_hot_set, read_usage
 from io_worker.model_file import Model, open_model
 from io_worker.probe import ReaderChoice, choose_reader
 from io_worker.reader import ModelFile, close_files, open_files
@@ -133,9 +134,7 @@ def _prepare(
     cores = plan_cores(config.core_plan, machine.cores) if config.pin_cores else None
     workload = Workload(spec.slabs, _reads_in_flight(config), spare_bytes(machine, plan))
     reader = choose_reader(config.reader, files, workload)
-    usage = fresh_usage(model.fingerprint, spec)
-    if config.usage is not None:
-        usage = read_usage(config.usage, usage)
+    usage = _counts(config, fresh_usage(model.fingerprint, spec))
     config = dataclasses.replace(config, reader=reader.name)
     trace = None
     if config.trace is not None:
@@ -143,6 +142,17 @@ def _prepare(
         trace = create_trace(config.trace, header)
     rows = create_rows(config.csv) if config.csv is not None else None
     return Setup(config, model, spec, files, plan, cores, reader, usage, trace, rows)
+
+
+def _counts(config: Config, fresh: UsageCounts) -> UsageCounts:
+    """What is known of other texts: from the one file that was given, if one was."""
+    if config.usage is not None:
+        return read_usage(config.usage, fresh)
+    if config.hot_set is not None:
+        return read_hot_set(config.hot_set, fresh)
+    if config.imatrix is not None:
+        return read_imatrix(config.imatrix, fresh)
+    return fresh
 
 
 def _reads_in_flight(config: Config) -> int:

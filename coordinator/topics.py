@@ -83,19 +83,27 @@ run, since nothing that was read can be trusted any more."""
 POLICIES = """\
 policies: which experts stay when the pool is full
 
+  --policy lfu         the expert that was used least often goes; a use counts half after 32
+                       tokens, and a prompt counts more than one token and less than all of them
   --policy lru         the expert that was not used for the longest time goes
   --policy layer-lru   the same within each layer's own share of the pool
-  --policy lfu         the expert that was used least often goes; old uses count less and less
   --policy slru        like lru, but an expert must be used twice before it can push out one that
                        was
-  --policy static      what is in the pool first stays; the rest is read each time
-  --policy auto        lru while the pool holds the token cycle, lfu below it
-  --usage FILE         start from the use counts of earlier runs, and save them at the end
+  --policy static      a hot set of other texts stays, the rest is lru; needs a file of counts
+  --policy calibrated  the same for half of the pool; without a file the hot set is learned from
+                       the prompt and the first 32 tokens
+  --policy imatrix     lfu, beginning with the counts of a quantiser's importance matrix
+  --policy auto        lfu; imatrix where --imatrix is given
+
+  --usage FILE         begin with the use counts of earlier runs, and save them at the end
+  --hot-set FILE       the same, but the file stays as it is; `moe-coord calibrate` makes one
+  --imatrix FILE       counts from a GGUF importance matrix; a .dat file has none per expert
 
 The token cycle is what one token touches before it comes back to the first layer; the first lines
 of a run name it. A pool that is smaller makes lru useless: by the time an expert is wanted again,
-it has just been pushed out. Frequency does not have that edge. No policy changes the answer: the
-tokens are the same, only the reads differ."""
+it has just been pushed out. Frequency does not have that edge, and hits more at every size too:
+record a run with --trace and ask `moe-coord replay` for your own text. No policy changes the
+answer: the tokens are the same, only the reads differ."""
 
 TEXTS: Mapping[str, str] = {
     "memory": MEMORY,

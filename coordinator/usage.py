@@ -43,24 +43,42 @@ def fresh_usage(fingerprint: str, spec: ModelSpec) -> UsageCounts:
 
 def read_usage(path: Path, fresh: UsageCounts) -> UsageCounts:
     """Counts of an earlier run; a file that does not exist yet has none. Raises `ConfigError`."""
+    data = _read("--usage", path)
+    return fresh if data is None else _filled("--usage", path, data, fresh)
+
+
+def read_hot_set(path: Path, fresh: UsageCounts) -> UsageCounts:
+    """Counts in a file that must be there. Raises `ConfigError`."""
+    data = _read("--hot-set", path)
+    if data is None:
+        raise _refusal("--hot-set", path, "a readable file", "none")
+    return _filled("--hot-set", path, data, fresh)
+
+
+def _read(flag: str, path: Path) -> bytes | None:
+    """The file's bytes; None where there is no file."""
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+            return file.read(MAX_FILE_BYTES + 1)
     except FileNotFoundError:
-        return fresh
+        return None
     except OSError as error:
-        raise _refusal(path, "a readable file", error.strerror or "an error") from error
+        raise _refusal(flag, path, "a readable file", error.strerror or "an error") from error
+
+
+def _filled(flag: str, path: Path, data: bytes, fresh: UsageCounts) -> UsageCounts:
     if len(data) > MAX_FILE_BYTES:
-        raise _refusal(path, f"at most {MAX_FILE_BYTES} bytes", "more")
+        raise _refusal(flag, path, f"at most {MAX_FILE_BYTES} bytes", "more")
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise _refusal(path, "the JSON of --usage", "something else") from error
+        raise _refusal(flag, path, "the JSON of use counts", "something else") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise _refusal(path, repr(FORMAT), "another format")
+        raise _refusal(flag, path, repr(FORMAT), "another format")
     if content.get("fingerprint") != fresh.fingerprint:
-        raise _refusal(path, f"counts of this model ({fresh.fingerprint})", "those of another")
-    fresh.counts.update(_counts(path, content.get("counts"), fresh))
+        ours = f"counts of this model ({fresh.fingerprint})"
+        raise _refusal(flag, path, ours, "those of another")
+    fresh.counts.update(_counts(flag, path, content.get("counts"), fresh))
     return fresh
 
 
@@ -78,27 +96,28 @@ def write_usage(path: Path, usage: UsageCounts) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _counts(path: Path, raw: Any, fresh: UsageCounts) -> Mapping[Key, float]:
+def _counts(flag: str, path: Path, raw: Any, fresh: UsageCounts) -> Mapping[Key, float]:
     found: dict[Key, float] = {}
     if not isinstance(raw, dict):
-        raise _refusal(path, "counts by layer", "something else")
+        raise _refusal(flag, path, "counts by layer", "something else")
     for layer, experts in raw.items():
         if not isinstance(experts, dict):
-            raise _refusal(path, "counts by expert", "something else")
+            raise _refusal(flag, path, "counts by expert", "something else")
         for expert, count in experts.items():
-            is_key = layer.isdecimal() and expert.isdecimal()
+            # short ones only: Python refuses to turn thousands of digits into a number
+            is_key = all(text.isdecimal() and len(text) <= 6 for text in (layer, expert))
             is_count = type(count) in (int, float) and 0 <= count < 1e300
             if not is_key or not is_count:
-                raise _refusal(path, "a count of 0 or more", f"layer {layer!r:.20}")
+                raise _refusal(flag, path, "a count of 0 or more", f"layer {layer!r:.20}")
             key = (int(layer), int(expert))
             if key[0] >= fresh.n_layers or key[1] >= fresh.n_experts:
-                raise _refusal(path, "layers and experts of this model", f"{key}")
+                raise _refusal(flag, path, "layers and experts of this model", f"{key}")
             found[key] = float(count)
     return found
 
 
-def _refusal(path: Path, expected: str, found: str) -> ConfigError:
+def _refusal(flag: str, path: Path, expected: str, found: str) -> ConfigError:
+    anew = ", or delete it to start anew" if flag == "--usage" else ""
     return ConfigError(
-        f"--usage: expected {expected} in {str(path)!a:.200}, found {found}; "
-        "give another file, or delete it to start anew"
+        f"{flag}: expected {expected} in {str(path)!a:.200}, found {found}; give another file{anew}"
     )

@@ -16,9 +16,11 @@ from pathlib import Path
 
 from arms import run_arm
 from gguf_builder import tiny_model
+from imatrix_builder import write_imatrix
 
 from compute_worker.arch import resolve
 from coordinator.slot_classes import smallest_pool_bytes
+from coordinator.usage import fresh_usage, write_usage
 from io_worker.model_file import open_model
 
 Arm = tuple[str, ...]  # one value of every setting
@@ -43,7 +45,9 @@ SETTINGS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "populate": ("--reader", "populate"),
     },
     "policy": {
-        **{name: ("--policy", name) for name in ("lru", "layer-lru", "lfu", "slru", "static")},
+        **{name: ("--policy", name) for name in ("lru", "layer-lru", "lfu", "slru", "calibrated")},
+        "static": ("--policy", "static", "--hot-set", "hot set"),
+        "imatrix": ("--policy", "imatrix", "--imatrix", "imatrix file"),
         "the kernel's": (),
     },
     "pool": {
@@ -102,16 +106,28 @@ def _pairs(arm: Arm) -> set[tuple[tuple[int, str], tuple[int, str]]]:
     return set(itertools.combinations(enumerate(arm), 2))
 
 
-def flags_of(arm: Arm, smallest_pool_bytes: int) -> tuple[str, ...]:
+def flags_of(arm: Arm, model: Path, smallest_pool_bytes: int) -> tuple[str, ...]:
     """The flags of an arm."""
     found = [SETTINGS[name][value] for name, value in zip(SETTINGS, arm, strict=True)]
-    flags = tuple(itertools.chain(*found))
-    return tuple(str(smallest_pool_bytes) if flag == "smallest" else flag for flag in flags)
+    meant = {
+        "smallest": str(smallest_pool_bytes),
+        "hot set": str(model.with_name("hot.json")),
+        "imatrix file": str(model.with_name("imatrix.gguf")),
+    }
+    return tuple(meant.get(flag, flag) for flag in itertools.chain(*found))
 
 
 def make_model(folder: Path) -> Path:
-    """Four layers of two slab sizes, so that slot classes and waves occur."""
-    return tiny_model(folder / "tiny.gguf", n_layers=4, quantisation="Q4_K_M", n_active=3)
+    """Four layers of two slab sizes, so that slot classes and waves occur; counts beside it."""
+    path = tiny_model(folder / "tiny.gguf", n_layers=4, quantisation="Q4_K_M", n_active=3)
+    model = open_model(path)
+    usage = fresh_usage(model.fingerprint, resolve(model))
+    keys = itertools.product(range(usage.n_layers), range(usage.n_experts))
+    usage.counts.update({key: 1.0 + sum(key) % 3 for key in keys})
+    write_usage(path.with_name("hot.json"), usage)
+    counts = {f"blk.{n}.ffn_up_exps.weight": list(range(usage.n_experts)) for n in range(4)}
+    write_imatrix(path.with_name("imatrix.gguf"), counts)
+    return path
 
 
 def prompt_tokens(vocabulary_size: int) -> list[int]:
@@ -132,7 +148,7 @@ def main() -> int:
         expected = None
         n_different = 0
         for number, arm in enumerate(arms):
-            flags = flags_of(arm, smallest)
+            flags = flags_of(arm, model, smallest)
             found = run_arm(model, tokens, flags, folder / "kept.npz", N_NEW_TOKENS)
             expected = expected or found
             n_different += found != expected

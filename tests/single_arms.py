@@ -57,7 +57,7 @@ def main() -> None:
     arms = covering_arms()
     found = {}
     for number in map(int, sys.argv[3:]):
-        flags = flags_of(arms[number], smallest)
+        flags = flags_of(arms[number], model, smallest)
         found[number] = run_single(model, flags, tokens, folder / f"{number}.npz")
     print(json.dumps(found))
 

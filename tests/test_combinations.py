@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,3 +97,34 @@ def test_mapped_weights_cannot_be_locked() -> None:
 def test_flag_names() -> None:
     assert flag_name("memory_bytes") == "--memory"
     assert flag_name("prompt") == "--prompt"
+
+
+@pytest.mark.parametrize(
+    ("wishes", "part"),
+    [
+        ({"usage": "u", "hot_set": "h"}, "found --usage and --hot-set"),
+        ({"hot_set": "h", "imatrix": "i"}, "found --hot-set and --imatrix"),
+        ({"policy": "static"}, "expected counts for static"),
+        ({"policy": "imatrix"}, "expected --imatrix FILE"),
+        ({"policy": "imatrix", "hot_set": "h"}, "expected --imatrix FILE"),
+        ({"policy": "lru", "hot_set": "h"}, "which would not look at it"),
+        ({"policy": "slru", "imatrix": "i"}, "which would not look at it"),
+    ],
+)
+def test_counts_come_from_one_file_and_are_made_use_of(wishes: dict[str, str], part: str) -> None:
+    paths = {name: Path(value) for name, value in wishes.items() if name != "policy"}
+    policy = wishes.get("policy", "auto")
+    with pytest.raises(ConfigError, match=part):
+        combined(Config(policy=policy, **paths), frozenset(wishes), CORES)
+
+
+@pytest.mark.parametrize("policy", ["auto", "lfu", "static", "calibrated"])
+@pytest.mark.parametrize("source", ["usage", "hot_set", "imatrix"])
+def test_policies_that_count_take_counts_from_anywhere(policy: str, source: str) -> None:
+    config = Config(policy=policy, **{source: Path("f")})
+    assert combined(config, frozenset({"policy", source}), CORES) == config
+
+
+def test_usage_is_saved_under_any_policy() -> None:
+    config = Config(policy="lru", usage=Path("u"))
+    assert combined(config, frozenset({"policy", "usage"}), CORES) == config

@@ -26,7 +26,7 @@ def test_auto_becomes_what_machine_and_model_allow(model: ModelSpec) -> None:
     resolved = resolve(Config(seed=7), MACHINE, model)
     assert resolved.compute_threads == 2
     assert resolved.kv_type == "f16"
-    assert resolved.policy == "lru"
+    assert resolved.policy == "lfu"
     assert resolved.context_tokens == model.context_length
     assert resolved.pool is not None
     assert resolved.seed == 7
