@@ -17,8 +17,16 @@ from typing import Any
 from compute_worker.assemble import Assembled, assemble
 from compute_worker.settings import ComputeSettings
 from coordinator.__main__ import reported, run_engine
-from coordinator.accounting import accounted_bytes
-from coordinator.actions import Action, Deliver, Ended, StopWith, ToCompute, ToWorker
+from coordinator.actions import (
+    Action,
+    Deliver,
+    Ended,
+    PunchSlots,
+    RestoreSlots,
+    StopWith,
+    ToCompute,
+    ToWorker,
+)
 from coordinator.bus_error import end_on_bus_error
 from coordinator.command_line import parse
 from coordinator.commands import EvalCommand
@@ -26,6 +34,7 @@ from coordinator.config import Config
 from coordinator.disk_use import DiskUse, DiskUseTotals
 from coordinator.engine import COMPUTE, EXIT_MODEL, EngineError
 from coordinator.health import bus_error
+from coordinator.memory_watch import MemoryWatch
 from coordinator.runner import RequestListener, Runner
 from coordinator.setup import Setup, build_core
 from coordinator.signals import Signals
@@ -44,18 +53,26 @@ from coordinator.terminal import Terminal
 from io_worker.read_queue import ReadQueue
 from io_worker.reader import change_of
 from io_worker.slab_reader import reader_named
-from shm.messages import Cancel, Finished, Progress, Step, Submit
+from shm.messages import Cancel, Finished, Progress, ReadSlabs, SlotsPunched, Step, Submit
 from shm.pool import PoolMapping, create_pool
 
-ACCOUNT_SECONDS = 0.5
+LOOK_SECONDS = 0.5  # between two looks at the model files
 READ_WAIT_SECONDS = 0.1
 
 
 class CoreLink:
     """The `Link` of compute to a core in the same process. Reads happen in its `receive`."""
 
-    def __init__(self, core: Core, queue: ReadQueue, signals: Signals, terminal: Terminal) -> None:
+    def __init__(
+        self,
+        core: Core,
+        queue: ReadQueue,
+        memory: MemoryWatch,
+        signals: Signals,
+        terminal: Terminal,
+    ) -> None:
         self.core = core
+        self.memory = memory
         self.deliveries: list[Deliver | Ended] = []
         self._queue = queue
         self._signals = signals
@@ -80,6 +97,7 @@ class CoreLink:
     def poll(self) -> Any | None:
         """See `Link`. A signal cancels the running request at the next layer."""
         self._collect()
+        self._watch_memory()
         if self._signals.received is not None and not self._cancelled_for_signal:
             step = self.core.requests.running_step
             if step is not None:
@@ -90,20 +108,12 @@ class CoreLink:
 
     def handle(self, event: Event) -> None:
         """One event through the core; deliveries are kept for the runner."""
-        self._perform(self.core.handle(event))
-
-    def drain(self) -> None:
-        """Take what has been read without waiting."""
-        self._collect()
+        self.perform(self.core.handle(event))
 
     def wait_read(self) -> None:
         """Wait until a read ends."""
         select.select([self._queue.completion_fd], [], [], READ_WAIT_SECONDS)
         self._collect()
-
-    def perform(self, actions: list[Action]) -> None:
-        """Perform what the core said outside of an event."""
-        self._perform(actions)
 
     def _collect(self) -> bool:
         completions = self._queue.collect()
@@ -111,13 +121,26 @@ class CoreLink:
             self.handle(FromReader(COMPUTE, completion))
         return bool(completions)
 
-    def _perform(self, actions: list[Action]) -> None:
+    def _watch_memory(self) -> None:
+        now = time.monotonic()
+        self.memory.account([os.getpid()], now)
+        if (target := self.memory.look(now)) is not None:
+            self.handle(target)
+        for line in self.memory.take_lines():
+            self._terminal.line(line)
+
+    def perform(self, actions: list[Action]) -> None:
+        """What the core asks for."""
         for action in actions:
             match action:
                 case ToCompute(message):
                     self._inbox.append(message)
-                case ToWorker(_, message):
-                    self._queue.submit(message.reads)
+                case ToWorker(_, ReadSlabs(reads)):
+                    self._queue.submit(reads)
+                case ToWorker(_, SlotsPunched(slots)):
+                    self._queue.forget(slots)
+                case PunchSlots() | RestoreSlots():
+                    self.memory.perform(action)
                 case Deliver() | Ended():
                     self.deliveries.append(action)
                 case StopWith(exit_code, text):
@@ -134,16 +157,13 @@ class SingleRunner:
         signals: Signals,
         link: CoreLink,
         assembled: Assembled,
-        pool_fd: int | None,
     ) -> None:
         self.setup = setup
         self.terminal = terminal
         self.signals = signals
-        self.peak_bytes = 0
         self._link = link
         self._assembled = assembled
-        self._pool_fd = pool_fd
-        self._next_account = 0.0
+        self._next_look = 0.0
         self._disk_use = DiskUseTotals()
         self._disk_use.begin(os.getpid())
 
@@ -151,6 +171,11 @@ class SingleRunner:
     def core(self) -> Core:
         """See `Runner`."""
         return self._link.core
+
+    @property
+    def peak_bytes(self) -> int:
+        """See `Runner`."""
+        return self._link.memory.peak_bytes
 
     def disk_use(self) -> DiskUse:
         """See `Runner`."""
@@ -168,7 +193,7 @@ class SingleRunner:
             while (message := self._link.poll()) is not None:
                 self._execute(message, listener)
             self._deliver(listener)
-            self._account()
+            self._look_at_files()
 
     def _execute(self, message: Any, listener: RequestListener) -> None:
         engine = self._assembled.engine
@@ -199,11 +224,9 @@ class SingleRunner:
 
     def preload(self) -> None:
         """Where everything fits, read it before the first step."""
-        geometry = self._link.core.residency.geometry
-        n_experts = geometry.n_experts
-        keys = [(layer, e) for layer in sorted(geometry.class_of_layer) for e in range(n_experts)]
-        self._link.perform(self._link.core.residency.preload(keys))
         residency = self._link.core.residency
+        keys = residency.geometry.all_keys()
+        self._link.perform(residency.preload(keys))
         while residency.n_loading and self.signals.received is None:
             self.terminal.progress("experts", len(keys) - residency.n_loading, len(keys))
             self._link.wait_read()
@@ -220,11 +243,9 @@ class SingleRunner:
         line = sys.stdin.readline()
         return line.removesuffix("\n") if line else None
 
-    def _account(self) -> None:
-        now = time.monotonic()
-        if now >= self._next_account:
-            self._next_account = now + ACCOUNT_SECONDS
-            self.peak_bytes = max(self.peak_bytes, accounted_bytes([os.getpid()], self._pool_fd))
+    def _look_at_files(self) -> None:
+        if (now := time.monotonic()) >= self._next_look:
+            self._next_look = now + LOOK_SECONDS
             for file in self.setup.files:
                 change = change_of(file)
                 if change is not None:
@@ -247,18 +268,20 @@ def running(
     reader = reader_named(setup.reader.name, setup.files, pool, drop_cache=drop_cache)
     queue = ReadQueue(setup.config.io_threads, reader, pool)
     core = build_core(setup)
-    link = CoreLink(core, queue, signals, terminal)
+    memory = MemoryWatch(pool_fd, setup.plan.layout, setup.plan.budget_bytes)
+    link = CoreLink(core, queue, memory, signals, terminal)
     assembled = assemble(settings, pool, link, terminal.progress)
     for text in assembled.warnings:
         terminal.warning(text)
     terminal.line(f"kernels: {assembled.kernels.name}")
     link.handle(ReaderReady(COMPUTE, setup.reader_credit))
-    runner = SingleRunner(setup, terminal, signals, link, assembled, pool_fd)
+    runner = SingleRunner(setup, terminal, signals, link, assembled)
     if setup.maps_files:
         end_on_bus_error(f"moe-coord: error: {bus_error(setup.files)}", EXIT_MODEL)
     if setup.plan.everything_fits:
         runner.preload()
     terminal.end_progress()
+    memory.begin([os.getpid()], time.monotonic())
     yield runner  # the process ends after this: memory and descriptors go with it
 
 
