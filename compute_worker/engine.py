@@ -70,6 +70,7 @@ class Engine:
 
     def finish(self, request: int) -> None:
         """Forget a sequence and free its KV blocks."""
+        self._feed.forget(request)
         sequence = self._sequences.pop(request, None)
         if sequence is None:
             return
@@ -91,8 +92,8 @@ class Engine:
         try:
             sampled = self._run(step)
         except StepCancelled:
-            self._feed.forget()
             cancelled = True
+        self._feed.end_step(early=cancelled)
         self._kernels.park()
         wall_ns = time.monotonic_ns() - started_ns
         waiting = self._feed.waiting

@@ -82,7 +82,7 @@ class ExpertFeed:
         self._n_active = n_active
         self._shapes = {layer.layer: _shape(layer) for layer in slabs.layers}
         self._standing: dict[int, Addresses] = {}  # layer -> (E, 3)
-        self._step = 0
+        self._step: int | None = None  # None: no step runs
         self._recent: npt.NDArray[np.bool_] | None = None
         self._cancelled: set[int] = set()
 
@@ -93,14 +93,17 @@ class ExpertFeed:
         self.waiting = Waiting()
         self.standing_uses = 0
 
+    def end_step(self, *, early: bool) -> None:
+        """The step is over: an `Abort` that comes now is late. After an early end the coordinator
+        releases everything by itself."""
+        self._step = None
+        if early:
+            self.released = []
+
     def take_released(self) -> tuple[SlotLease, ...]:
         """Leases that the next message gives back."""
         released, self.released = tuple(self.released), []
         return released
-
-    def forget(self) -> None:
-        """The step ended early: the coordinator releases everything by itself."""
-        self.released = []
 
     def note(self, message: object) -> None:
         """Take a message that is not a `Grant`: it may end the step at the next layer boundary."""
@@ -115,11 +118,12 @@ class ExpertFeed:
                     raise StepCancelled
 
     def is_cancelled(self, request: int) -> bool:
-        """Whether `Cancel` came for the request; asked once, forgotten then."""
-        if request in self._cancelled:
-            self._cancelled.discard(request)
-            return True
-        return False
+        """Whether `Cancel` came for the request."""
+        return request in self._cancelled
+
+    def forget(self, request: int) -> None:
+        """The request is over."""
+        self._cancelled.discard(request)
 
     def __call__(self, layer: int, x: Floats, chosen: Integers, weights: Floats) -> Floats:
         """Experts of one layer: x (T, D), chosen (T, A) ascending ids, weights (T, A) -> (T, D)."""
@@ -138,6 +142,7 @@ class ExpertFeed:
     ) -> None:
         sent_ns = self._now()
         uses = self._uses(pairs)
+        assert self._step is not None
         self._link.send(Need(self._step, layer, uses, self._guess(layer, x), self.take_released()))
         timing = _Waits()
         while pairs:

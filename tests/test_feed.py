@@ -1,0 +1,226 @@
+"""Feeding the forward pass: the order of grants never shows, releases are complete, late messages
+do no harm, and waits are told apart."""
+
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf_builder import tiny_model
+from model_runner import ModelRunner
+from read_cases import opened
+
+from compute_worker.feed import ExpertFeed, StepCancelled
+from compute_worker.regions import Regions, SlotMismatch
+from shm.mapped_files import MappedFiles
+from shm.messages import (
+    Abort,
+    Cancel,
+    Grant,
+    Location,
+    Need,
+    ReadSpan,
+    Release,
+    Revoke,
+    SlotLease,
+)
+
+N_EXPERTS, LAYER, N_TOKENS, STEP = 8, 1, 6, 7
+
+
+class ScriptedLink:
+    """Answers each `Need` with what the test's `answer` makes of it."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.inbox: deque[Any] = deque()
+        self.answer: Callable[[Need], list[Any]] = lambda need: []
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+        if isinstance(message, Need):
+            self.inbox.extend(self.answer(message))
+
+    def receive(self) -> Any:
+        assert self.inbox, "the feed waits for what never comes"
+        return self.inbox.popleft()
+
+    def poll(self) -> Any | None:
+        return self.inbox.popleft() if self.inbox else None
+
+
+class Stage:
+    """A feed over a tiny model's mapped file, and the same experts computed without it."""
+
+    def __init__(self, runner: ModelRunner, regions: Regions) -> None:
+        self.runner = runner
+        self.link = ScriptedLink()
+        self.clock_ns = itertools.count(step=10)
+        self.feed = ExpertFeed(
+            self.link, regions, runner.spec.slabs, runner.spec.n_active, runner.kernels,
+            lambda layer, x: (), now=lambda: next(self.clock_ns),
+        )  # fmt: skip
+        rng = np.random.default_rng(4)
+        self.x = rng.standard_normal((N_TOKENS, runner.spec.width)).astype(np.float32)
+        n_active = runner.spec.n_active
+        chosen = [rng.choice(N_EXPERTS, n_active, replace=False) for _ in range(N_TOKENS)]
+        self.chosen = np.sort(np.array(chosen, np.int32), axis=1)
+        self.shares = rng.random((N_TOKENS, n_active)).astype(np.float32)
+        self.used = sorted({*self.chosen.ravel().tolist()})
+        self.feed.begin_step(STEP, None)
+
+    def location(self, expert: int, layer: int = LAYER) -> Location:
+        ranges = self.runner.spec.slabs.layers[layer].ranges(expert)
+        gate, up, down = (part.offset for part in ranges)
+        return Location(expert, SlotLease(100 + expert, 3), 1, gate, up, down)
+
+    def grant(self, experts: list[int], *, n_waiting: int = 0, standing: bool = False) -> Grant:
+        return Grant(LAYER, tuple(map(self.location, experts)), (), n_waiting, standing)
+
+    def run(self) -> bytes:
+        found = self.feed(LAYER, self.x, self.chosen, self.shares)
+        return found.tobytes()
+
+    @property
+    def expected(self) -> bytes:
+        return self.runner.experts(LAYER, self.x, self.chosen, self.shares).tobytes()
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    model = tiny_model(tmp_path / "tiny.gguf", n_experts=N_EXPERTS, n_active=3)
+    with opened(model) as file:
+        runner = ModelRunner(model)
+        yield Stage(runner, Regions(None, MappedFiles([file.fd], [file.size_bytes])))
+        runner.close()
+
+
+def released(stage: Stage) -> list[int]:
+    """Slots that were given back, by messages and by what the next one will carry."""
+    told = [lease for m in stage.link.sent for lease in getattr(m, "released", ())]
+    return sorted(lease.slot - 100 for lease in (*told, *stage.feed.take_released()))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_order_of_grants_does_not_show(stage: Stage, seed: int) -> None:
+    rng = random.Random(seed)
+    order = rng.sample(stage.used, len(stage.used))
+    cuts = sorted(rng.sample(range(len(order) + 1), 3))
+    groups = [order[a:b] for a, b in itertools.pairwise([0, *cuts, len(order)])]
+    stage.link.answer = lambda need: [stage.grant(group) for group in groups]
+    assert stage.run() == stage.expected
+    (need,) = stage.link.sent
+    assert [use.expert for use in need.experts] == stage.used
+    counts = [int((stage.chosen == expert).sum()) for expert in stage.used]
+    assert [use.n_tokens for use in need.experts] == counts
+    assert (need.step, need.layer, need.released) == (STEP, LAYER, ())
+    assert released(stage) == stage.used
+
+
+def test_a_release_is_sent_at_once_while_somebody_waits(stage: Stage) -> None:
+    first, *rest = stage.used
+    stage.link.answer = lambda need: [
+        stage.grant([first], n_waiting=len(rest)),
+        *[stage.grant([expert], n_waiting=len(rest) - n) for n, expert in enumerate(rest, 1)],
+    ]
+    assert stage.run() == stage.expected
+    sent = stage.link.sent[1:]
+    assert sent == [Release((SlotLease(100 + expert, 3),)) for expert in stage.used[:-1]]
+    assert released(stage) == stage.used
+
+
+def test_releases_ride_in_the_next_need(stage: Stage) -> None:
+    stage.link.answer = lambda need: [stage.grant(stage.used)]
+    stage.run()
+    stage.run()
+    assert [lease.slot - 100 for lease in stage.link.sent[1].released] == stage.used
+
+
+def test_a_standing_grant_needs_no_message_until_it_is_revoked(stage: Stage) -> None:
+    everything = list(range(N_EXPERTS))
+    stage.link.answer = lambda need: [stage.grant(everything, standing=True)]
+    assert stage.run() == stage.expected
+    assert stage.run() == stage.expected
+    assert len(stage.link.sent) == 1
+    assert stage.feed.standing_uses == len(stage.used)
+    assert released(stage) == []
+    stage.feed.note(Revoke((LAYER,)))
+    stage.link.answer = lambda need: [stage.grant(stage.used)]
+    assert stage.run() == stage.expected
+    assert len(stage.link.sent) == 2
+
+
+def test_an_abort_ends_the_step(stage: Stage) -> None:
+    stage.link.answer = lambda need: [stage.grant(stage.used[:1]), Abort(STEP)]
+    with pytest.raises(StepCancelled):
+        stage.run()
+    stage.feed.end_step(early=True)
+    assert released(stage) == []  # the coordinator has released everything itself
+    stage.feed.begin_step(STEP + 1, None)
+    stage.link.answer = lambda need: [stage.grant(stage.used)]
+    assert stage.run() == stage.expected
+
+
+def test_an_abort_of_another_step_does_not(stage: Stage) -> None:
+    stage.link.answer = lambda need: [Abort(STEP - 1), Cancel(9), stage.grant(stage.used)]
+    assert stage.run() == stage.expected
+
+
+def test_an_abort_that_comes_after_its_step_is_late(stage: Stage) -> None:
+    """The step was cancelled while a read of it failed: both are told, one too late."""
+    stage.feed.end_step(early=True)
+    stage.feed.note(Abort(STEP))
+    stage.feed.note(stage.grant(stage.used))  # and so is what was granted meanwhile
+
+
+def test_cancel_is_remembered_until_the_request_is_over(stage: Stage) -> None:
+    stage.feed.note(Cancel(9))
+    assert stage.feed.is_cancelled(9)
+    assert not stage.feed.is_cancelled(8)
+    stage.feed.forget(9)
+    stage.feed.forget(8)
+    assert not stage.feed.is_cancelled(9)
+
+
+def test_a_grant_of_another_layer_is_a_fault(stage: Stage) -> None:
+    stage.link.answer = lambda need: [Grant(LAYER + 1, (), (), 0, False)]
+    with pytest.raises(SlotMismatch, match=f"expected {LAYER}"):
+        stage.run()
+
+
+def test_recent_tokens_are_counted_for_prompts_only(stage: Stage) -> None:
+    recent = np.array([False] * (N_TOKENS - 2) + [True] * 2)
+    stage.feed.begin_step(STEP, recent)
+    stage.link.answer = lambda need: [stage.grant(stage.used)]
+    stage.run()
+    (need,) = stage.link.sent
+    last = stage.chosen[-2:].ravel().tolist()
+    assert [u.n_recent_tokens for u in need.experts] == [last.count(e) for e in stage.used]
+
+
+@pytest.mark.parametrize(
+    ("spans", "disk_ns"),
+    [
+        ((), 0),
+        (((0, 5),), 0),  # over before the wait began
+        (((0, 1000),), 10),  # all of it
+        (((14, 17),), 3),
+        (((12, 15), (14, 17)), 5),  # two at once count once
+        (((12, 13), (17, 40)), 4),
+    ],
+)
+def test_waits_are_disk_while_a_read_runs_else_coordination(
+    stage: Stage, spans: tuple[tuple[int, int], ...], disk_ns: int
+) -> None:
+    """The clock tells 10 when the need is sent and 20 when the grant is there."""
+    next(stage.clock_ns)
+    reads = tuple(ReadSpan(*span) for span in spans)
+    locations = tuple(map(stage.location, stage.used))
+    stage.link.answer = lambda need: [Grant(LAYER, locations, reads, 0, False)]
+    stage.run()
+    assert stage.feed.waiting.disk_ns == disk_ns
+    assert stage.feed.waiting.coordination_ns == 10 - disk_ns
