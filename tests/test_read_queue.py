@@ -141,6 +141,24 @@ def may_fail(reader: str, kind: str, is_lasting: bool) -> bool:
     return reader == "buffered" and kind in ("EINVAL", "EFAULT", "EOPNOTSUPP", "nothing")
 
 
+def test_the_ranges_of_a_slab_are_read_together(model: Path) -> None:
+    """Each of the three reads ends when all three have begun."""
+    together = threading.Barrier(3)
+
+    def preadv(fd: int, buffers: list[memoryview], offset: int) -> int:
+        together.wait(20)
+        return os.preadv(fd, buffers, offset)
+
+    with opened(model) as file, pool_of(N_SLOTS, *[SLAB_BYTES] * 3) as (pool, _):
+        queue = ReadQueue(3, SlabReader([file], pool.view, "buffered", preadv=preadv), pool)
+        (read,) = slabs(pool)[:1]
+        queue.submit([read])
+        (answer,) = collect(queue, 1)
+        assert isinstance(answer, SlabsReady)
+        assert_right(pool, read)
+        assert queue.close()
+
+
 def test_a_slow_read_does_not_hold_up_the_others(model: Path) -> None:
     may_go_on = threading.Event()
 
