@@ -47,6 +47,16 @@ class MemoryWatch:
     def __exit__(self, *_: object) -> None:
         self._room.close()
 
+    @property
+    def full_bytes(self) -> int:
+        """Memory of the whole pool."""
+        return self._layout.total_bytes if self._pool else 0
+
+    @property
+    def pool_bytes(self) -> int:
+        """Memory that the pool holds now."""
+        return self._pool.n_bytes if self._pool else 0
+
     def seconds_until_due(self, now_seconds: float) -> float:
         """Until `look` has something to do."""
         return max(0.0, self._next_look - now_seconds) if self._pressure else UNLIMITED_SECONDS

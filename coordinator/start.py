@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 from compute_worker.settings import ComputeSettings, LocalReads
 from compute_worker.settings import encode_settings as encode_compute
@@ -20,10 +21,16 @@ from shm.pool import create_pool, read_only
 
 @contextlib.contextmanager
 def started(
-    setup: Setup, listener: Listener, *, keep_fd: int | None = None, max_running: int = 1
+    setup: Setup,
+    listener: Listener,
+    *,
+    keep_fd: int | None = None,
+    max_running: int = 1,
+    root: Path = Path("/"),
 ) -> Iterator[Engine]:
     """Processes of the run, up but not ready yet (`run_once` until `is_ready`).
 
+    `root` is where the `proc` and `sys` lie that say how much memory is left.
     Raises `PoolError`, `ResourceError`, `LinkError`, `OSError`, `EngineError`.
     """
     config = setup.config
@@ -63,11 +70,12 @@ def started(
             )
             for number in range(config.io_workers)
         ]
+        memory = MemoryWatch(pool_fd, setup.plan.layout, setup.plan.budget_bytes, root)
         engine = Engine(
             build_core(setup, max_running),
             [*workers, compute],
             setup.reader_credit,
-            stack.enter_context(MemoryWatch(pool_fd, setup.plan.layout, setup.plan.budget_bytes)),
+            stack.enter_context(memory),
             setup.files,
             listener,
             compute_reads=compute_reads,
