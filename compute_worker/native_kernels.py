@@ -237,12 +237,12 @@ def _check(failed: int) -> None:
 
 
 def _grids(ffi: Any) -> tuple[Any, list["np.ndarray[Any, Any]"]]:
-    """Look-up tables of the IQ2 and IQ3 types, from the gguf package, as the C struct."""
-    quants = gguf.quants
+    """Look-up tables of the IQ2 and IQ3 types, as the C struct, and the arrays that hold them.
+
+    gguf packs them as the C code wants them: 16 bits per index, in hexadecimal.
+    """
     arrays = []
     for name in ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"):
-        kind = getattr(quants, name)
-        kind.init_grid()
-        arrays.append(np.ascontiguousarray(kind.grid.reshape(kind.grid_shape), np.uint8))
-    arrays.append(np.frombuffer(quants.IQ2_XXS.ksigns, np.uint8).copy())
-    return ffi.new("moe_grids *", [ffi.from_buffer("uint8_t[]", a) for a in arrays]), arrays
+        packed = bytes.fromhex(getattr(gguf.quants, name).grid_hex.decode("ascii"))
+        arrays.append(np.append(np.frombuffer(packed, np.dtype("<u2")), np.uint16(0)))
+    return ffi.new("moe_grids *", [ffi.from_buffer("uint16_t[]", a) for a in arrays]), arrays

@@ -12,15 +12,15 @@
 /* cffi begins */
 typedef struct moe_engine moe_engine;
 
-/* Look-up tables of the IQ2 and IQ3 types: magnitudes of 8 (IQ2) or 4 (IQ3) neighbours per entry,
- * and the sign bytes that 7-bit sign indices stand for. The caller keeps them alive. */
+/* Look-up tables of the IQ2 and IQ3 types: per index the codes of 8 (2 bits each) or 4 (4 bits each)
+ * neighbouring weights, the first in the lowest bits. One more entry than indices: it may be read but
+ * is not used. The caller keeps them alive. */
 typedef struct {
-    const uint8_t *iq2_xxs; /* (256, 8) */
-    const uint8_t *iq2_xs;  /* (512, 8) */
-    const uint8_t *iq2_s;   /* (1024, 8) */
-    const uint8_t *iq3_xxs; /* (256, 4) */
-    const uint8_t *iq3_s;   /* (512, 4) */
-    const uint8_t *signs;   /* (128) bit i set: value i is negative */
+    const uint16_t *iq2_xxs; /* 256 + 1 */
+    const uint16_t *iq2_xs;  /* 512 + 1 */
+    const uint16_t *iq2_s;   /* 1024 + 1 */
+    const uint16_t *iq3_xxs; /* 256 + 1 */
+    const uint16_t *iq3_s;   /* 512 + 1 */
 } moe_grids;
 
 /* Whether this machine can run "avx512-vnni", "avx2", "neon-dotprod" or "portable". */

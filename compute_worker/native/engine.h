@@ -26,7 +26,10 @@
     each(TYPE_Q2_K, q2_k, 256, 84, scales_16_minima) each(TYPE_Q3_K, q3_k, 256, 110, scales_16)   \
     each(TYPE_Q4_K, q4_k, 256, 144, scales_32_minima)                                             \
     each(TYPE_Q5_K, q5_k, 256, 176, scales_32_minima) each(TYPE_Q6_K, q6_k, 256, 210, scales_16)  \
-    each(TYPE_IQ4_XS, iq4_xs, 256, 136, scales_32_wide)
+    each(TYPE_IQ4_XS, iq4_xs, 256, 136, scales_32_wide)                                           \
+    each(TYPE_IQ2_XXS, iq2_xxs, 256, 66, scales_32) each(TYPE_IQ2_XS, iq2_xs, 256, 74, scales_16) \
+    each(TYPE_IQ2_S, iq2_s, 256, 82, scales_16) each(TYPE_IQ3_XXS, iq3_xxs, 256, 98, scales_32)   \
+    each(TYPE_IQ3_S, iq3_s, 256, 110, scales_32)
 
 enum { EXACT = 0, FAST = 1, N_NUMERICS = 2 };
 

@@ -6,6 +6,7 @@
 #include "unpack_float.h"
 #include "unpack_32.h"
 #include "unpack_k.h"
+#include "unpack_iq.h"
 #include "multiply.h"
 #include "activations.h"
 #include "attention_tile.h"

@@ -107,6 +107,16 @@ INLINE vu look_up(const uint8_t table[16], vu indices)
     return (vu)_mm256_shuffle_epi8(t, (__m256i)indices);
 }
 
+/* table[index] for every 16-bit half. A gather reads 32 bits from every even address. */
+INLINE vu look_up_16(const uint16_t *table, int n, vu indices)
+{
+    (void)n;
+    const int *words = (const int *)(const void *)table;
+    vu low = (vu)_mm256_i32gather_epi32(words, (__m256i)(indices & 0xffffu), 2);
+    vu high = (vu)_mm256_i32gather_epi32(words, (__m256i)(indices >> 16), 2);
+    return (low & 0xffffu) | (high << 16);
+}
+
 INLINE vf load_floats(const float *p)
 {
     return (vf)_mm256_loadu_ps(p);

@@ -128,6 +128,22 @@ INLINE vu look_up(const uint8_t table[16], vu indices)
     return (vu)_mm512_shuffle_epi8(t, (__m512i)indices);
 }
 
+/* table[index] for every 16-bit half; n, a multiple of 64, entries. Pieces of 64 entries by the low six
+ * bits of the index, then by the bits above, pair by pair. */
+INLINE vu look_up_16(const uint16_t *table, int n, vu indices)
+{
+    __m512i index = (__m512i)indices, pieces[16];
+    UNROLL for (int i = 0; i < n / 64; i++)
+        pieces[i] = _mm512_permutex2var_epi16(_mm512_loadu_si512(table + 64 * i), index,
+                                              _mm512_loadu_si512(table + 64 * i + 32));
+    UNROLL for (int left = n / 64, bit = 6; left > 1; left /= 2, bit++) {
+        __mmask32 is_upper = _mm512_test_epi16_mask(index, _mm512_set1_epi16((short)(1 << bit)));
+        UNROLL for (int i = 0; i < left / 2; i++)
+            pieces[i] = _mm512_mask_blend_epi16(is_upper, pieces[2 * i], pieces[2 * i + 1]);
+    }
+    return (vu)pieces[0];
+}
+
 INLINE vf load_floats(const float *p)
 {
     return (vf)_mm512_loadu_ps(p);

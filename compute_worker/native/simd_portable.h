@@ -122,6 +122,15 @@ INLINE vu look_up(const uint8_t table[16], vu indices)
     return (vu)out;
 }
 
+INLINE vu look_up_16(const uint16_t *table, int n, vu indices)
+{
+    vu out;
+    (void)n;
+    for (int i = 0; i < LANES; i++)
+        out[i] = table[indices[i] & 0xffffu] | (uint32_t)table[indices[i] >> 16] << 16;
+    return out;
+}
+
 INLINE vf load_floats(const float *p)
 {
     vf v;
