@@ -2,15 +2,24 @@
 
 import contextlib
 import dataclasses
+import os
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import IO
 
 import pytest
-from arms import Together, exact_config, submit_of
+from arms import PROGRAM, Together, exact_config, run_program, submit_of
 from faults import pressed_model
 
+from coordinator.bench_cgroup import open_group
+from coordinator.bench_group import Group, Limits
+from coordinator.budget import ResourceError
 from coordinator.engine import Engine
 from coordinator.machine import read_machine
 from coordinator.setup import prepared
@@ -140,3 +149,88 @@ def test_standing_grants_come_back_with_the_pool(model: Path, tmp_path: Path) ->
         n_needs = engine.core.residency.n_needs
         answer(engine, listener, 5)
         assert engine.core.residency.n_needs == n_needs
+
+
+INTRUDER = """
+import sys, time
+taken = [b"x" * (4 << 20) for _ in range(int(sys.argv[1]) // (4 << 20))]
+time.sleep(float(sys.argv[2]))
+"""
+
+
+class Lines:
+    """Lines that a process writes, read in the background."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self.seen: list[str] = []
+        self._queue: SimpleQueue[str] = SimpleQueue()
+        self._thread = threading.Thread(target=self._read, args=(stream,), daemon=True)
+        self._thread.start()
+
+    def _read(self, stream: IO[str]) -> None:
+        with stream:
+            for line in stream:
+                self._queue.put(line)
+
+    def wait_for(self, text: str) -> str:
+        """The next line with this text."""
+        while True:
+            try:
+                self.seen.append(self._queue.get(timeout=WAIT_SECONDS))
+            except Empty:
+                raise AssertionError(f"no {text!r} in {self.seen}") from None
+            if text in self.seen[-1]:
+                return self.seen[-1]
+
+    def close(self) -> None:
+        """The process is over: take the rest."""
+        self._thread.join()
+        while not self._queue.empty():
+            self.seen.append(self._queue.get())
+
+
+def in_group(group: Group, command: list[str], stderr: int) -> "subprocess.Popen[str]":
+    """Start a command inside the group."""
+    entrances = " ".join(map(str, group.entrances()))
+    join = f'for f in {entrances}; do echo $$ > $f; done; exec "$@"'
+    return subprocess.Popen(
+        ["sh", "-c", join, "sh", *command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=stderr,
+        text=True,
+    )
+
+
+def test_somebody_else_in_the_group_takes_memory(tmp_path: Path) -> None:
+    """With a real limit: nobody is killed, the pool gives way and is whole 30 s after."""
+    model = tmp_path / "model.gguf"
+    made = run_program("synth", "olmoe", "q4_k_m", str(model), "--layers", "1", "--sparse")
+    assert made.returncode == 0, made.stderr
+    name = f"moe-coord-pressure-{os.getpid()}"
+    try:
+        group = open_group(name, Limits(560 * MiB))
+    except ResourceError as error:
+        pytest.skip(f"needs root and control groups: {error}")
+    try:
+        flags = ["--memory", "500M", "--kernels", "numpy", "--mlock", "off"]
+        command = [*PROGRAM, "--model", str(model), *flags]
+        run = in_group(group, command, subprocess.PIPE)
+        assert run.stderr is not None
+        lines = Lines(run.stderr)
+        lines.wait_for("ready; no prompt given")
+        command = [sys.executable, "-c", INTRUDER, str(200 * MiB), "2"]
+        intruder = in_group(group, command, subprocess.DEVNULL)
+        shrinks = lines.wait_for("event=pool_shrinks")
+        assert name in shrinks
+        assert intruder.wait(WAIT_SECONDS) == 0
+        ended = time.monotonic()
+        lines.wait_for("event=pool_restored")
+        assert time.monotonic() - ended < 30
+        run.terminate()
+        assert run.wait(WAIT_SECONDS) == 143
+        lines.close()
+        assert group.memory().oom_kills == 0
+        assert not [line for line in lines.seen if "event=died" in line]
+    finally:
+        group.close()
