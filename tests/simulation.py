@@ -128,7 +128,7 @@ class Engine:
     def run_layer(
         self, need: Need, kill_probability: float = 0.0
     ) -> tuple[list[int], tuple[SlotLease, ...]]:
-        """Send a need, compute what is granted; returns the experts in order and what is unreleased."""
+        """Send a need, compute what is granted; returns experts in order and leases still held."""
         self.handle(FromCompute(need))
         wanted = {use.expert for use in need.experts}
         computed: list[int] = []

@@ -14,7 +14,7 @@ from coordinator.completion import completion_script
 CASES: list[tuple[list[str], set[str], str]] = [
     (["--rea"], {"--reader", "--read-unit"}, "--pool"),
     (["--reader", "d"], {"direct"}, "buffered"),
-    (["--policy", ""], {"lru", "layer-lru", "lfu", "slru", "static", "calibrated", "imatrix"}, "--json"),
+    (["--policy", ""], {"lru", "layer-lru", "lfu", "slru", "static", "calibrated"}, "--json"),
     (["--model", ""], {"c.gguf", "a b.gguf"}, "map"),
     (["ma"], {"map"}, "synth"),
     (["map", ""], {"c.gguf", "a b.gguf"}, "eval"),

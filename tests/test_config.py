@@ -29,7 +29,8 @@ def test_every_flag_of_the_main_job_is_declared() -> None:
         "min-p", "repeat-penalty", "seed", "stop", "ignore-eos", "io-workers", "io-threads",
         "single-process", "queue-depth", "reader", "read-unit", "policy", "prefetch", "pool",
         "memory", "dense", "context", "chunk", "kv-type", "compute-threads", "numerics",
-        "kernels", "pin-cores", "core-plan", "mlock", "usage", "hot-set", "imatrix", "trace", "csv", "metrics-port",
+        "kernels", "pin-cores", "core-plan", "mlock", "usage", "hot-set", "imatrix",
+        "trace", "csv", "metrics-port",
         "host", "port", "json", "drop-cache",
     }  # fmt: skip
     assert {flag.name for _, flag in flags_of(Config)} == {f"--{name}" for name in wanted}
