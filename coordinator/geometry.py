@@ -35,6 +35,15 @@ class PoolGeometry:
             for layer, slot_class in self.class_of_layer.items()
         }
 
+    def whole_layers(self, slots_of_class: Sequence[int]) -> set[int]:
+        """Layers of classes with a slot for every expert: nothing of theirs is ever evicted."""
+        n_layers = Counter(self.class_of_layer.values())
+        return {
+            layer
+            for layer, slot_class in self.class_of_layer.items()
+            if slots_of_class[slot_class] >= n_layers[slot_class] * self.n_experts
+        }
+
     def all_keys(self) -> list[tuple[int, int]]:
         """Every expert, in layer order."""
         layers = sorted(self.class_of_layer)

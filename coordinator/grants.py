@@ -43,12 +43,8 @@ class Grants:
 
     def resize(self, slots_of_class: Sequence[int]) -> tuple[int, ...]:
         """Classes have so many slots from now on; returns the layers whose standing grant ends."""
-        shares = self._geometry.share_of_layers(slots_of_class)
-        self._may_stand = {
-            layer
-            for layer, share in shares.items()
-            if self._stands_when_whole and share >= self._geometry.n_experts
-        }
+        whole = self._geometry.whole_layers(slots_of_class)
+        self._may_stand = whole if self._stands_when_whole else set()
         gone = self._standing - self._may_stand
         self._standing -= gone
         return tuple(sorted(gone))

@@ -11,6 +11,8 @@ from coordinator.served_layer import ServedLayer
 from coordinator.slots import Slot, SlotState
 from shm.messages import ExpertUse
 
+UNDER_WAY = (SlotState.LOADING, SlotState.CONDEMNED)
+
 
 def seat(
     placement: Placement,
@@ -42,11 +44,12 @@ def seat(
         slots.pin(slot)
         layer.missing.add(use.expert)
     holders = [*hits, *loading, *filter(None, under_way)]
-    if waiting and not holders:  # guesses have all slots of the class: their reads end without us
+    if waiting and not holders:
+        # guesses or a step that was aborted have all slots of the class: their reads end without us
         holders = [
             slot
             for slot in slots.slots
-            if slot.slot_class == slot_class and slot.state is SlotState.LOADING
+            if slot.slot_class == slot_class and slot.state in UNDER_WAY
         ]
     layer.takes_over = placement.follow(number, waiting, holders, now)
     layer.n_waiting = len(waiting)

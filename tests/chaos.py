@@ -1,0 +1,351 @@
+"""The decision core among processes that die, answer late, fail and are cancelled at random.
+
+Every process is a few lines; a seed decides what happens next. After every event the core's
+invariants are checked, and that no slot which compute holds has changed under it.
+"""
+
+import random
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from simulation import NO_TIMES, SLAB_BYTES, geometry, policy_geometry
+
+from coordinator.actions import Action, Deliver, Ended, StopWith, ToCompute, ToWorker
+from coordinator.policy_choice import POLICIES, make_policy
+from coordinator.prefetch import Prefetch
+from coordinator.requests import Requests, Schedule
+from coordinator.residency import Residency
+from coordinator.slots import SlotState
+from coordinator.state import (
+    ComputeDied,
+    Continue,
+    Core,
+    EndRequest,
+    Event,
+    FromCompute,
+    FromReader,
+    NewRequest,
+    ReaderCondemned,
+    ReaderDied,
+    ReaderReady,
+)
+from shm.messages import (
+    Abort,
+    Cancel,
+    ExpertUse,
+    Finished,
+    Grant,
+    Need,
+    ReadFailed,
+    ReadSlabs,
+    Release,
+    Revoke,
+    Sampled,
+    Sampling,
+    SlabRead,
+    SlabsReady,
+    SlotLease,
+    Step,
+    StepDone,
+    Submit,
+)
+
+GREEDY = Sampling(0.0, 0, 1.0, 0.0, 1.0, 1)
+CREDIT = 2
+
+
+@dataclass
+class Compute:
+    """What the compute worker knows; a death forgets it all."""
+
+    inbox: deque[Any] = field(default_factory=deque)
+    sequences: set[int] = field(default_factory=set)
+    step: Step | None = None
+    layer: int = 0
+    wanted: set[int] = field(default_factory=set)
+    held: list[SlotLease] = field(default_factory=list)
+    standing: dict[int, list[SlotLease]] = field(default_factory=dict)
+    cancelled: set[int] = field(default_factory=set)
+
+
+@dataclass
+class Reader:
+    """What a reader was told. `is_condemned`: it is being killed and may still answer."""
+
+    reads: list[SlabRead] = field(default_factory=list)
+    is_condemned: bool = False
+
+
+class World:
+    """The core and everything around it."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        self.n_layers, self.n_experts = rng.randint(1, 6), rng.randint(2, 8)
+        n_slots = rng.randint(2, self.n_layers * self.n_experts + 2)
+        name = rng.choice(sorted(POLICIES))
+        usage = {(rng.randrange(self.n_layers), rng.randrange(self.n_experts)): 2.0}
+        residency = Residency(
+            geometry(self.n_layers, self.n_experts, n_slots),
+            make_policy(name, policy_geometry(self.n_layers, n_slots), usage, 1),
+            standing_grants=rng.random() < 0.7,
+            whole_layers=rng.random() < 0.2,
+            prefetch=Prefetch(rng.choice(["off", "off", "previous-token", "router"])),
+        )
+        schedule = Schedule(self.n_layers, 64, rng.randint(1, 4))
+        self.core = Core(residency, Requests(schedule))
+        self.compute: Compute | None = Compute()
+        self.readers: dict[str, Reader | None] = dict.fromkeys(
+            f"io{number}" for number in range(rng.randint(1, 3))
+        )
+        self.n_requests = 0
+        self.ends: Counter[int] = Counter()
+        self.happened: Counter[str] = Counter()
+        self.faults = True
+
+    def handle(self, event: Event) -> None:
+        """One event through the core, its actions performed, everything checked."""
+        self.perform(self.core.handle(event))
+        self.core.check()
+        self.check_held()
+
+    def perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case ToCompute(message):
+                    if self.compute is not None:
+                        self.compute.inbox.append(message)
+                case ToWorker(name, ReadSlabs(reads)):
+                    reader = self.readers[name]
+                    if reader is not None:
+                        reader.reads += reads
+                case ToWorker(_, message):
+                    raise AssertionError(f"unexpected {message}")
+                case Deliver(sampled):
+                    for drawn in sampled:
+                        if self.rng.random() < 0.05:  # a stop text
+                            self.handle(EndRequest(drawn.request, "stop"))
+                case Ended(request):
+                    self.ends[request] += 1
+                case StopWith():
+                    raise AssertionError(action.text)
+
+    def check_held(self) -> None:
+        """What compute was granted and has not given back lies where it was said."""
+        if self.compute is None:
+            return
+        slots = self.core.residency.slots
+        for lease in (*self.compute.held, *(x for y in self.compute.standing.values() for x in y)):
+            slot = slots.current(lease)
+            assert slot is not None, f"{lease} was evicted in use"
+            assert slot.state is SlotState.READY
+
+    # What may happen next
+
+    def turn(self) -> None:
+        """One thing happens."""
+        things = [
+            (self.compute_reads_a_message, 12),
+            (self.a_reader_answers, 8),
+            (self.the_loop_goes_on, 6),
+            (self.a_process_starts, 4),
+        ]
+        if self.faults:
+            things += [
+                (self.a_request_comes, 1),
+                (self.a_request_is_cancelled, 0.3),
+                (self.a_read_fails, 0.6),
+                (self.a_reader_is_condemned, 0.3),
+                (self.a_reader_dies, 0.4),
+                (self.compute_dies, 0.08),
+            ]
+        else:
+            things.append((self.a_condemned_reader_dies, 4))
+        chosen = self.rng.choices([thing for thing, _ in things], [w for _, w in things])[0]
+        self.happened[chosen.__name__] += bool(chosen())
+
+    def the_loop_goes_on(self) -> bool:
+        if self.compute is not None:
+            self.handle(Continue())
+        return True
+
+    def a_request_comes(self) -> bool:
+        self.n_requests += 1
+        n_prompt = self.rng.choice([1, 3, 64, 65, 200])
+        submit = Submit(self.n_requests, tuple(range(n_prompt)), GREEDY, 1000, False)
+        self.handle(NewRequest(submit, self.rng.choice([0, 1, 5]), frozenset({9})))
+        return True
+
+    def a_request_is_cancelled(self) -> bool:
+        request = self.rng.randint(1, self.n_requests + 1)
+        self.handle(EndRequest(request, "cancelled"))
+        return True
+
+    def some_reader(self, *, condemned: bool | None = False) -> tuple[str, Reader] | None:
+        found = [
+            (name, reader)
+            for name, reader in self.readers.items()
+            if reader is not None and condemned in (None, reader.is_condemned)
+        ]
+        return self.rng.choice(found) if found else None
+
+    def a_reader_answers(self) -> bool:
+        found = self.some_reader(condemned=None)
+        if found is None or not found[1].reads:
+            return False
+        name, reader = found
+        read = reader.reads[self.rng.randrange(len(reader.reads))]
+        if not reader.is_condemned or self.rng.random() < 0.5:
+            reader.reads.remove(read)
+        self.handle(FromReader(name, SlabsReady(read.lease, 1, 2, SLAB_BYTES, 0)))
+        if self.rng.random() < 0.05:  # twice
+            self.handle(FromReader(name, SlabsReady(read.lease, 1, 2, SLAB_BYTES, 0)))
+        return True
+
+    def a_read_fails(self) -> bool:
+        found = self.some_reader(condemned=None)
+        if found is None or not found[1].reads:
+            return False
+        name, reader = found
+        read = reader.reads.pop(self.rng.randrange(len(reader.reads)))
+        self.handle(FromReader(name, ReadFailed(read.lease, 5, "EIO", False)))
+        return True
+
+    def a_reader_is_condemned(self) -> bool:
+        found = self.some_reader()
+        if found is None:
+            return False
+        found[1].is_condemned = True
+        self.handle(ReaderCondemned(found[0]))
+        return True
+
+    def a_reader_dies(self) -> bool:
+        return self._dies(self.some_reader(condemned=None))
+
+    def a_condemned_reader_dies(self) -> bool:
+        return self._dies(self.some_reader(condemned=True))
+
+    def _dies(self, found: tuple[str, Reader] | None) -> bool:
+        if found is None:
+            return False
+        name, reader = found
+        self.readers[name] = None
+        self.handle(ReaderDied(name))
+        for read in reader.reads:  # no answer of the dead counts
+            if self.rng.random() < 0.2:
+                self.handle(FromReader(name, SlabsReady(read.lease, 1, 2, SLAB_BYTES, 0)))
+        return True
+
+    def a_process_starts(self) -> bool:
+        dead = [name for name, reader in self.readers.items() if reader is None]
+        if dead:
+            name = self.rng.choice(dead)
+            self.readers[name] = Reader()
+            self.handle(ReaderReady(name, CREDIT))
+        elif self.compute is None:
+            self.compute = Compute()
+        else:
+            return False
+        return True
+
+    def compute_dies(self) -> bool:
+        if self.compute is None:
+            return False
+        self.compute = None
+        self.handle(ComputeDied("killed"))
+        return True
+
+    # The compute worker
+
+    def compute_reads_a_message(self) -> bool:
+        compute = self.compute
+        if compute is None or not compute.inbox:
+            return False
+        match compute.inbox.popleft():
+            case Submit(request):
+                assert request not in compute.sequences
+                compute.sequences.add(request)
+            case Finished(request):
+                compute.sequences.remove(request)
+                compute.cancelled.discard(request)
+            case Step() as step:
+                assert compute.step is None, "two steps at once"
+                assert {part.request for part in step.slices} <= compute.sequences
+                compute.step, compute.layer = step, step.first_layer
+                self._enter_layer(compute)
+            case Grant() as grant:
+                self._granted(compute, grant)
+            case Abort(number):
+                if compute.step is not None and compute.step.step == number:
+                    self._end_step(compute, cancelled=True)
+            case Cancel(request):
+                compute.cancelled.add(request)
+            case Revoke(layers):
+                for layer in layers:
+                    compute.standing.pop(layer, None)
+            case other:
+                raise AssertionError(f"compute got {other}")
+        return True
+
+    def _enter_layer(self, compute: Compute) -> None:
+        """The next layer that needs a message, or the end of the step."""
+        step = compute.step
+        assert step is not None
+        while True:
+            if any(part.request in compute.cancelled for part in step.slices):
+                self._end_step(compute, cancelled=True)
+                return
+            if compute.layer == step.stop_layer:
+                self._end_step(compute, cancelled=False)
+                return
+            if compute.layer not in compute.standing:
+                break
+            compute.layer += 1
+        experts = self.rng.sample(range(self.n_experts), self.rng.randint(1, self.n_experts))
+        is_prompt = step.slices[0].n_tokens > 1
+        uses = tuple(ExpertUse(e, 1, int(is_prompt and e % 2)) for e in sorted(experts))
+        compute.wanted = set(experts)
+        guess = tuple(self.rng.sample(range(self.n_experts), 1))
+        released, compute.held = tuple(compute.held), []
+        self.handle(FromCompute(Need(step.step, compute.layer, uses, guess, released)))
+
+    def _granted(self, compute: Compute, grant: Grant) -> None:
+        if compute.step is None or grant.layer != compute.layer or not compute.wanted:
+            return  # of a step that ended early
+        leases = {location.expert: location.lease for location in grant.locations}
+        if grant.standing:
+            assert set(leases) == set(range(self.n_experts))
+            compute.standing[grant.layer] = list(leases.values())
+        else:
+            assert set(leases) <= compute.wanted
+            compute.held += leases.values()
+        compute.wanted -= set(leases)
+        self.check_held()
+        if grant.n_waiting and compute.held:
+            released, compute.held = tuple(compute.held), []
+            self.handle(FromCompute(Release(released)))
+        if not compute.wanted:
+            compute.layer += 1
+            self._enter_layer(compute)
+
+    def _end_step(self, compute: Compute, *, cancelled: bool) -> None:
+        step, compute.step = compute.step, None
+        assert step is not None
+        compute.wanted = set()
+        released, compute.held = (() if cancelled else tuple(compute.held)), []
+        sampled = tuple(
+            Sampled(part.request, self.rng.randrange(12), -1.0)
+            for part in step.slices
+            if part.sample and not cancelled
+        )
+        self.handle(FromCompute(StepDone(step.step, sampled, NO_TIMES, 0, released, cancelled)))
+
+    def settle(self) -> None:
+        """No more faults: everything comes to its end."""
+        self.faults = False
+        for _ in range(50_000):
+            if self.core.requests.is_idle and self.core.residency.n_loading == 0:
+                return
+            self.turn()
+        raise AssertionError("something waits for what never comes")
