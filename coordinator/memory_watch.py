@@ -19,6 +19,7 @@ from shm.pool import PoolLayout
 
 ACCOUNT_SECONDS = 0.1  # costs 20 us of the processor per process
 LIMITED_SECONDS = 0.05  # between two looks at a cgroup that has a limit: 20 us each
+CLOSE_SECONDS = 0.02  # the same where the limit is not far
 UNLIMITED_SECONDS = 1.0  # at what the whole system has left
 MiB = 1024 * 1024
 
@@ -85,8 +86,7 @@ class MemoryWatch:
         if self._pressure is None or self._pool is None or now_seconds < self._next_look:
             return None
         room = self._room.look(now_seconds, self._pressure.high_bytes)
-        is_limited = self._room.is_limited
-        self._next_look = now_seconds + (LIMITED_SECONDS if is_limited else UNLIMITED_SECONDS)
+        self._next_look = now_seconds + self._interval(room)
         target = self._pressure.target(room, self._pool.n_bytes, now_seconds)
         if target is None:
             return None
@@ -106,6 +106,12 @@ class MemoryWatch:
         """What an operator wants to know since the last call."""
         lines, self._lines = self._lines, []
         return lines
+
+    def _interval(self, room: int) -> float:
+        assert self._pressure is not None
+        if not self._room.is_limited:
+            return UNLIMITED_SECONDS
+        return CLOSE_SECONDS if room < 2 * self._pressure.high_bytes else LIMITED_SECONDS
 
     def _tell(self, room: int, target: int, now_seconds: float) -> None:
         assert self._pool is not None

@@ -28,13 +28,30 @@ def test_nothing_happens_while_there_is_room() -> None:
 def test_below_the_low_mark_the_pool_gives_what_is_missing_to_the_high_one() -> None:
     assert pressure().target(49 * MiB, FULL, 0) == FULL - 32 * MiB, "the smallest step"
     assert pressure().target(5 * MiB, FULL, 0) == FULL - 70 * MiB
+
+
+def test_what_others_take_meanwhile_is_given_too() -> None:
+    judge = pressure()
+    assert judge.target(80 * MiB, FULL, 0.0) is None
+    assert judge.target(70 * MiB, FULL, 0.02) is None
+    # 30 MiB in 20 ms, so 375 in a quarter of a second
+    target = judge.target(40 * MiB, FULL, 0.04)
+    assert target is not None
+    assert abs(target - (FULL - 35 * MiB - 375 * MiB)) < MiB
+    # what the pool itself takes is not taken by others
+    judge = pressure()
+    assert judge.target(100 * MiB, 1000 * MiB, 0.0) is None
+    assert judge.target(40 * MiB, 1060 * MiB, 0.02) == (1060 - 35) * MiB
+
+
+def test_never_below_the_smallest() -> None:
     assert pressure().target(0, 20 * MiB, 0) == SMALLEST
     assert pressure().target(0, SMALLEST, 0) is None
 
 
 @pytest.mark.parametrize(
     ("spare", "low", "high"),
-    [(100, 50, 75), (-40, 4, 6), (0, 4, 6), (10_000, 128, 192)],
+    [(100, 50, 75), (-40, 32, 44), (0, 32, 44), (60, 32, 45), (10_000, 128, 192)],
 )
 def test_marks_lie_within_what_a_run_leaves(spare: int, low: int, high: int) -> None:
     judge = pressure(spare * MiB)
@@ -73,7 +90,7 @@ def test_steps_hold_a_slot_of_every_class() -> None:
 
 
 @given(
-    spare=st.integers(-100, 3000),
+    spare=st.integers(44, 3000),
     others=st.lists(st.integers(0, 1200), min_size=1, max_size=40),
 )
 def test_whatever_others_take_the_pool_comes_back(spare: int, others: list[int]) -> None:
@@ -82,7 +99,7 @@ def test_whatever_others_take_the_pool_comes_back(spare: int, others: list[int])
     pool, second = FULL, 0.0
     for taken in [*others, *[0] * 600]:
         second += 0.05
-        room = max(spare, 8) * MiB - taken * MiB + FULL - pool
+        room = (spare - taken) * MiB + FULL - pool
         target = judge.target(room, pool, second)
         if target is not None:
             assert SMALLEST <= target <= FULL
