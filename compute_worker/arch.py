@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from compute_worker.model_checks import Keys, Tensors, shown
+from io_worker.ggml_types import GGML_TYPES
+from io_worker.ggml_types import WEIGHT_TYPES as WEIGHT_TYPE_IDS
 from io_worker.gguf_header import ModelFormatError, TensorInfo
 from io_worker.model_file import Model
 from io_worker.slabs import SlabTable, slab_table
@@ -23,12 +25,7 @@ DENSE_ALIGNMENT = 64  # a cache line, and the widest vector load
 KV_BYTES_PER_32 = {"f32": 128, "f16": 64, "q8_0": 34}  # q8_0: an f16 scale and 32 int8
 
 FLOAT_TYPES = frozenset({"F32", "F16", "BF16"})
-# what can be turned into float32; integers and intermediate types (Q8_1, Q8_K) are no weights
-WEIGHT_TYPES = FLOAT_TYPES | {
-    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
-    "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS",
-    "TQ1_0", "TQ2_0", "MXFP4", "NVFP4",
-}  # fmt: skip
+WEIGHT_TYPES = frozenset([GGML_TYPES[type_id].name for type_id in WEIGHT_TYPE_IDS])
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +154,8 @@ def resolve(model: Model) -> ModelSpec:
     _refuse_what_changes_results(keys, row)
     numbers = _numbers(keys, row)
     vocabulary_size = _vocabulary_size(keys, model)
+    # first of all tensors: it knows other layouts of experts and says what to do about them
+    slabs = slab_table(model, range(numbers.n_layers), numbers.n_experts)
     lookup = Tensors(model)
     embedding_shape = (numbers.width, vocabulary_size)
     tied = row.tied_output and "output.weight" not in model.tensors
@@ -169,7 +168,7 @@ def resolve(model: Model) -> ModelSpec:
         output=None if tied else lookup.find("output.weight", embedding_shape, WEIGHT_TYPES),
         output_norm=lookup.find("output_norm.weight", (numbers.width,), FLOAT_TYPES),
         layers=tuple([_layer(lookup, row, numbers, index) for index in range(numbers.n_layers)]),
-        slabs=slab_table(model, range(numbers.n_layers), numbers.n_experts),
+        slabs=slabs,
         n_merges=_length(model.metadata.get("tokenizer.ggml.merges")),
         **numbers._asdict(),
     )

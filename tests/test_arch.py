@@ -1,5 +1,6 @@
 """`resolve` on good files of both architectures and on every fault of rows F15 to F17."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ MISFITS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"shapes": {"blk.1.ffn_down_exps.weight": (64, 64 * 8)}},
-        "blk.1.ffn_down_exps.weight: expected shape [64, 64, 8], found [64, 512]",
+        "blk.1.ffn_down_exps.weight: expected 3 dimensions, found 2: (64, 512)",
     ),
     ({"entries": keys(expert_used_count=(U32, 0))}, "olmoe.expert_used_count: expected an integer"),
     ({"entries": keys(expert_used_count=(U32, 9))}, "expected an integer 1..8, found 9"),
@@ -137,7 +138,7 @@ MISFITS: list[tuple[dict[str, Any], str]] = [
     ({"entries": keys(context_length=(10, 2**40))}, "found 1099511627776"),
     ({"entries": keys(block_count=(U32, 0))}, "olmoe.block_count: expected an integer 1..1024"),
     ({"entries": keys(block_count=(U32, 2**31))}, "olmoe.block_count: expected an integer"),
-    ({"entries": keys(block_count=(U32, 3))}, "blk.2.ffn_gate_exps.weight: expected a tensor of"),
+    ({"entries": keys(block_count=(U32, 3))}, "blk.2.ffn_gate_exps.weight: expected this tensor"),
     (
         {"entries": keys(block_count=(U32, 1))},
         "blk.1.attn_k.weight: expected no such tensor in olmoe with 1 layers, found [64, 64]",
@@ -213,6 +214,24 @@ def test_misfits_are_refused_by_name(tmp_path: Path, options: dict[str, Any], te
     message = str(caught.value)
     assert text in message
     assert message.startswith(str(tmp_path)) and "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("other", "advice"),
+    [
+        ("blk.0.ffn_gate_up_exps.weight", "fused gate and up experts are not supported; convert"),
+        ("blk.0.ffn_gate.0.weight", "one tensor per expert is an old layout; convert"),
+    ],
+)
+def test_other_layouts_of_experts_get_advice(tmp_path: Path, other: str, advice: str) -> None:
+    """And not only the name of a tensor that they do not have."""
+    model = open_model(tiny_model(tmp_path / "model.gguf"))
+    tensors = dict(model.tensors)
+    gate = tensors.pop("blk.0.ffn_gate_exps.weight")
+    tensors[other] = dataclasses.replace(gate, name=other)
+    with pytest.raises(ModelFormatError) as caught:
+        resolve(dataclasses.replace(model, tensors=tensors))
+    assert f"{other}: {advice}" in str(caught.value)
 
 
 def test_a_hostile_name_is_shown_short_and_on_one_line(tmp_path: Path) -> None:
