@@ -130,6 +130,8 @@ def record(
             "dense_bytes": setup.plan.dense_bytes,
             "kv_bytes": setup.plan.kv_bytes,
             "total_peak_bytes": peak_bytes,
+            "pool_shrinks": residency.resized.shrinks,
+            "pool_grows": residency.resized.grows,
         },
         "faults": {
             "major": round(tally.major_faults / max(1, tally.n_decode_steps), 3),
