@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SOURCES = ("shm", "io_worker", "compute_worker", "coordinator", "pyproject.toml", "setup.py")
+SOURCES = ("shm", "io_worker", "compute_worker", "coordinator", "pyproject.toml")
 ASK = """
 import numpy as np
 from compute_worker import kernel_choice, native_kernels
