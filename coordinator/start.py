@@ -53,27 +53,10 @@ def started(
             other_fds=(keep_fd,) if keep_fd is not None else (),
             settings=encode_compute(compute_settings(setup, keep_fd, max_running)),
         )
-        drop_cache = config.drop_cache == "yes"
-        io_settings = encode_io(
-            IoSettings(setup.files, setup.reader.name, config.queue_depth, drop_cache)
-        )
-        workers = [
-            ChildSpec(
-                name=f"io{number}",
-                module="io_worker",
-                cores=setup.cores.io if setup.cores else (),
-                pool_fd=pool_fd,
-                layout=setup.plan.layout,
-                file_fds=descriptors(setup.files),
-                other_fds=(),
-                settings=io_settings,
-            )
-            for number in range(config.io_workers)
-        ]
         memory = MemoryWatch(pool_fd, setup.plan.layout, setup.plan.budget_bytes, root)
         engine = Engine(
             build_core(setup, max_running),
-            [*workers, compute],
+            [*io_worker_specs(setup, pool_fd), compute],
             setup.reader_credit,
             stack.enter_context(memory),
             setup.files,
@@ -82,6 +65,27 @@ def started(
             maps_files=setup.maps_files,
         )
         yield stack.enter_context(engine)
+
+
+def io_worker_specs(setup: Setup, pool_fd: int | None) -> list[ChildSpec]:
+    """The I/O workers io0, io1, …; all are told the same."""
+    config = setup.config
+    settings = encode_io(
+        IoSettings(setup.files, setup.reader.name, config.queue_depth, config.drop_cache == "yes")
+    )
+    return [
+        ChildSpec(
+            name=f"io{number}",
+            module="io_worker",
+            cores=setup.cores.io if setup.cores else (),
+            pool_fd=pool_fd,
+            layout=setup.plan.layout,
+            file_fds=descriptors(setup.files),
+            other_fds=(),
+            settings=settings,
+        )
+        for number in range(config.io_workers)
+    ]
 
 
 def compute_settings(setup: Setup, keep_fd: int | None, max_running: int) -> ComputeSettings:

@@ -47,7 +47,7 @@ LEAVES = {
 }
 # Processes of their own, reached by a clean exec: the decision core inside the compute process, and
 # the writer of synthetic models. Nothing may import them.
-OWN_PROCESSES = {"coordinator.single_process", "coordinator.synth", "coordinator.synth_blocks"}
+OWN_PROCESSES = {"coordinator.single_process"}
 
 # library -> the only modules that may import it
 ONLY_IN = {
@@ -63,7 +63,12 @@ ONLY_IN = {
         "coordinator.bench_process",
         "coordinator.launch",
     },
-    "rich": {"coordinator.model_map", "coordinator.terminal"},
+    "rich": {
+        "coordinator.model_map",
+        "coordinator.tables",
+        "coordinator.terminal",
+        "coordinator.trace_report",
+    },
     "prometheus_client": {"coordinator.metrics"},
     "msgpack": {"shm.codec"},
     "psutil": {"coordinator.metrics"},

@@ -11,14 +11,14 @@ runs on the numpy references.
 
 from pathlib import Path
 
-import cffi  # type: ignore[import-untyped]
+import cffi
 from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).parent
 MODULE = "compute_worker.native._kernels"
 
 
-class BuildKernels(build_ext):
+class BuildKernels(build_ext):  # type: ignore[misc]  # setuptools has no types
     """setuptools' command, with the one source that cffi writes."""
 
     def build_extensions(self) -> None:
