@@ -1,0 +1,59 @@
+"""``--single-process``: one process, the same answers, the same ends."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from arms import run_json
+from faults import long_model
+from running_program import RunningProgram
+from test_faults_files import truncate
+
+ENDLESS = ("--tokens", "5,6,7", "-n", "30000", "--ignore-eos", "--context", "30100")
+SINGLE = ("--single-process", "--pool", "30%")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return long_model(tmp_path)
+
+
+def test_it_computes_the_same_and_counts_the_same(model: Path) -> None:
+    flags = ("--model", str(model), "--tokens", "5,6,7", "-n", "12", "--pool", "30%")
+    flags = (*flags, "--ignore-eos", "--policy", "lru")
+    alone = run_json(*flags, "--single-process")
+    apart = run_json(*flags, "--io-workers", "1")
+    assert alone["tokens"] == apart["tokens"]
+    for name in ("requests", "hits", "misses", "bytes_read", "bytes_over_read", "evictions"):
+        assert alone["experts"][name] == apart["experts"][name], name
+    assert alone["timings"]["coordination_s"] <= apart["timings"]["coordination_s"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_is_a_clean_end(model: Path, number: signal.Signals, code: int) -> None:
+    with RunningProgram("--model", str(model), *ENDLESS, *SINGLE) as run:
+        run.wait_for_output()
+        assert len(run.alive()) == 1
+        os.killpg(run.process.pid, number)
+        assert run.end(5) == code
+        assert "tokens/s" in run.errors().splitlines()[-1]
+        assert "Traceback" not in run.errors()
+
+
+def test_a_changed_model_ends_it(model: Path) -> None:
+    with RunningProgram("--model", str(model), *ENDLESS, *SINGLE) as run:
+        run.wait_for_output()
+        truncate(model)
+        assert run.end(5) == 3
+        assert "model changed on disk" in run.errors().splitlines()[-1]
+
+
+def test_idle_until_a_signal(model: Path) -> None:
+    with RunningProgram("--model", str(model), *SINGLE) as run:
+        run.wait_for("waiting for SIGTERM")
+        started = time.monotonic()
+        run.process.terminate()
+        assert run.end(5) == 143
+        assert time.monotonic() - started < 1.5
