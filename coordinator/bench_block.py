@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from coordinator.bench_cache import cached_bytes, drop_cache
 from coordinator.bench_cgroup import open_group
 from coordinator.bench_commands import BenchCommand
-from coordinator.bench_disk import drop_cache
 from coordinator.bench_group import Limits
 from coordinator.bench_machine import state_of_machine
 from coordinator.bench_process import StopSignals, Watched, run_watched
@@ -58,16 +58,19 @@ def run_block(
         "command": command,
         "prompt": list(prompt),
         "cache": cache,
+        "cached_before": cached_bytes(place.model_paths),
         "before": state_of_machine(),
     }
     group = open_group(f"moe-coord-block-{time.monotonic_ns()}", place.limits)
     try:
         seen = run_watched(command, group, stop, TIMEOUT_SECONDS, bench.niceness)
         memory = group.memory()
+        n_cached = cached_bytes(place.model_paths)
     finally:
         group.close()
     record |= {
         "after": state_of_machine(),
+        "cached_after": n_cached,
         "wall_s": round(seen.ended - seen.started, 3),
         "others_cores": round(seen.others_cores, 3),
         "exit_code": seen.exit_code,
@@ -75,6 +78,7 @@ def run_block(
             "peak_bytes": memory.peak_bytes,
             "limit_hits": memory.limit_hits,
             "oom_kills": memory.oom_kills,
+            "file_cache_bytes": memory.file_cache_bytes,
         },
         "bytes": {"source": group.bytes_source, "block": seen.read_bytes[-1][1]},
     }

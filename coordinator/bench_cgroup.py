@@ -22,6 +22,7 @@ from coordinator.bench_group import (
     ProcessTree,
     bytes_in_io_stat,
     bytes_in_service_bytes,
+    file_cache_bytes,
     number_lines,
     read_text,
 )
@@ -85,6 +86,7 @@ class GroupV1:
             _number(read_text(self._memory / "memory.max_usage_in_bytes")),
             _number(read_text(self._memory / "memory.failcnt")),
             kills,
+            file_cache_bytes(read_text(self._memory / "memory.stat")),
         )
 
     def close(self) -> None:
@@ -140,7 +142,8 @@ class GroupV2:
         """See `Group`."""
         events = number_lines(read_text(self._folder / "memory.events"))
         peak = _number(read_text(self._folder / "memory.peak"))
-        return MemoryUse(peak, events.get("max"), events.get("oom_kill"))
+        cached = file_cache_bytes(read_text(self._folder / "memory.stat"))
+        return MemoryUse(peak, events.get("max"), events.get("oom_kill"), cached)
 
     def close(self) -> None:
         """See `Group`."""

@@ -1,19 +1,17 @@
-"""The disk under a file: which one it is, its read-ahead, and the page cache of what lies on it.
+"""The disk under a file: which one it is, and its read-ahead while something is measured.
 
-A measurement of reading depends on all three. What is changed here is put back by the one who
-changed it. Nothing here starts a process.
+What is changed here is put back by the one who changed it, and by one at a time.
 """
 
 import contextlib
+import fcntl
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.bench_group import read_text
 from coordinator.budget import ResourceError
-
-DROP_ALL = "3\n"  # page cache, and the directory entries and inodes with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,35 +63,23 @@ def read_ahead(disk: Disk | None, kib: int | None) -> Iterator[None]:
             "--read-ahead: expected a file on a disk, found a file system without one; "
             "leave it out, or use a copy on a disk"
         )
-    before = disk.read_ahead_kib
     file = disk.queue / "read_ahead_kb"
     try:
-        file.write_text(f"{kib}\n")
-    except OSError as error:
+        with file.open() as setting:
+            # two at once would each put back what the other had set
+            fcntl.flock(setting, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            before = disk.read_ahead_kib
+            file.write_text(f"{kib}\n")
+            try:
+                yield
+            finally:
+                file.write_text(f"{before}\n")
+    except BlockingIOError as error:
+        raise ResourceError(
+            f"--read-ahead: expected {file} to be free, found another measurement that holds it; "
+            "wait for its end"
+        ) from error
+    except PermissionError as error:
         raise ResourceError(
             f"--read-ahead: expected to write {file}, found {error.strerror}; run it as root"
         ) from error
-    try:
-        yield
-    finally:
-        file.write_text(f"{before}\n")
-
-
-def drop_cache(paths: Iterable[Path], root: Path = Path("/")) -> str:
-    """Let go of cached pages: all of them where that is allowed, else those of the files.
-
-    Returns what was done. Pages that some process has mapped stay.
-    """
-    try:
-        os.sync()  # what is not written yet cannot be dropped
-        (root / "proc/sys/vm/drop_caches").write_text(DROP_ALL)
-        return "dropped, all of it (drop_caches)"
-    except OSError:
-        for path in paths:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fdatasync(fd)
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(fd)
-        return "dropped for the model's files (POSIX_FADV_DONTNEED)"

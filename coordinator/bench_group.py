@@ -19,11 +19,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Most memory that was charged, how often the limit was reached, and kills. None: unknown."""
+    """Of a group. None: unknown."""
 
-    peak_bytes: int | None
+    peak_bytes: int | None  # most that was charged at once
     limit_hits: int | None
     oom_kills: int | None
+    file_cache_bytes: int | None  # pages of files that are charged to it now
 
 
 class Group(Protocol):
@@ -92,7 +93,7 @@ class ProcessTree:
 
     def memory(self) -> MemoryUse:
         """See `Group`."""
-        return MemoryUse(None, None, None)
+        return MemoryUse(None, None, None, None)
 
     def close(self) -> None:
         """See `Group`. Kills nothing: a number from `/proc` may be another process by now."""
@@ -125,6 +126,13 @@ def bytes_in_io_stat(text: str, disk: str | None) -> int:
             values = dict(field.partition("=")[::2] for field in fields)
             total += int(values.get("rbytes", 0))
     return total
+
+
+def file_cache_bytes(memory_stat: str) -> int | None:
+    """Page cache of files in `memory.stat`; shared memory, which lies there too, is not counted."""
+    stat = number_lines(memory_stat)
+    names = ("inactive_file", "active_file")
+    return sum(stat[name] for name in names) if stat.keys() >= set(names) else None
 
 
 def number_lines(text: str) -> dict[str, int]:

@@ -12,6 +12,7 @@ HEAD = (
     "MB/token", "ratio", "peak MiB", "limit hits",
 )  # fmt: skip
 NOTHING = "–"
+FOREIGN_BYTES = 16 * 1024 * 1024  # less than this is not worth a word
 DECIDES_TOKENS = ("model", "numerics", "kernels", "kv-type")
 
 
@@ -104,11 +105,26 @@ def _warnings(records: Sequence[Record], arms: Sequence[str]) -> list[str]:
             lines.append(
                 f"warning: {arm}: the second half of its blocks ran {change:+.0%} against the first"
             )
+    foreign = {record["arm"] for record in records if _is_foreign(record)}
+    for arm in sorted(foreign):
+        lines.append(
+            f"warning: {arm}: pages of the model were cached that its block was not charged for: "
+            "something else reads the file; use a copy of your own"
+        )
     for n_round in sorted(_rounds_with_different_tokens(records)):
         lines.append(
             f"warning: round {n_round}: arms that should draw the same tokens drew different ones"
         )
     return lines
+
+
+def _is_foreign(record: Record) -> bool:
+    """Whether pages of the model lay in the cache that the block was not charged for."""
+    own = record["memory"]["file_cache_bytes"]
+    if own is None or record["cache"] == "kept":
+        return False
+    not_own = max(record["cached_before"], record["cached_after"] - own)
+    return bool(not_own > FOREIGN_BYTES)
 
 
 def _rounds_with_different_tokens(records: Sequence[Record]) -> set[int]:

@@ -8,9 +8,10 @@ import os
 import signal
 import sys
 
+from coordinator.bench_cache import drop_cache
 from coordinator.bench_cgroup import open_group
 from coordinator.bench_commands import CappedCommand
-from coordinator.bench_disk import disk_of, drop_cache, read_ahead
+from coordinator.bench_disk import disk_of, read_ahead
 from coordinator.bench_group import Group, Limits
 from coordinator.bench_process import run_attached, stop_signals
 from coordinator.budget import ResourceError

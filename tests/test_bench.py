@@ -103,8 +103,12 @@ def test_comparisons_that_cannot_be_made(settings: dict[str, Any], part: str) ->
 def record(arm: str, n_round: int, rate: float, *, error: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {
         "arm": arm, "round": n_round, "wall_s": 1.0, "others_cores": 0.5,
-        "memory": {"peak_bytes": 300 << 20, "limit_hits": 4, "oom_kills": 0},
-        "report": {}, "bytes": {"per_token": 2_000_000 if arm == "a" else 1_000_000},
+        "memory": {
+            "peak_bytes": 300 << 20, "limit_hits": 4, "oom_kills": 0,
+            "file_cache_bytes": 200 << 20,
+        },
+        "cache": "dropped", "cached_before": 0, "cached_after": 200 << 20, "report": {},
+        "bytes": {"per_token": 2_000_000 if arm == "a" else 1_000_000},
     }  # fmt: skip
     if error:
         return found | {"error": error}
@@ -138,6 +142,14 @@ def test_warnings() -> None:
     assert "round 0: arms that should draw" in table([falling[0], other], ["a"], "a")
     other["report"] = {"settings": {"numerics": "exact"}}
     assert "round 0" not in table([falling[0], other], ["a"], "a")
+
+
+def test_pages_that_another_process_paid_for() -> None:
+    mine = record("a", 0, 10)
+    assert "warning" not in table([mine], ["a"], "a")
+    for change in ({"cached_after": 230 << 20}, {"cached_before": 30 << 20}):
+        assert "something else reads the file" in table([mine | change], ["a"], "a")
+        assert "warning" not in table([mine | change | {"cache": "kept"}], ["a"], "a")
 
 
 def test_the_real_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.bench_cache import cached_bytes, drop_cache
 from coordinator.bench_cgroup import GroupV2, open_group
-from coordinator.bench_disk import disk_of, drop_cache, read_ahead
+from coordinator.bench_disk import disk_of, read_ahead
 from coordinator.bench_group import (
     Group,
     Limits,
@@ -137,6 +138,7 @@ def data(tmp_path: Path) -> Iterator[Path]:
 def test_a_group_caps_counts_and_goes(data: Path) -> None:
     disk = disk_of(data)
     assert disk is not None
+    drop_cache([data], data.parent)  # of this file only: no /proc there
     name = f"moe-coord-test-{os.getpid()}"
     limits = Limits(64 * MiB, 16 * MiB, disk.number)
     group = open_group(name, limits)
@@ -146,6 +148,8 @@ def test_a_group_caps_counts_and_goes(data: Path) -> None:
         assert group.read_bytes() == seen.read_bytes[-1][1] >= 8 * MiB
         assert seen.ended - seen.started > 0.3  # 8 MiB at 16 MiB/s
         assert group.process_ids() == []
+        run_watched(["cat", str(data)], group, StopSignals(), 60)
+        assert (group.memory().file_cache_bytes or 0) >= 4 * MiB
         greedy = python("x = bytearray(200 << 20)")
         assert run_watched(greedy, group, StopSignals(), 60).exit_code == -signal.SIGKILL
         memory = group.memory()
@@ -192,6 +196,7 @@ class UnifiedTree:
                 (path / file).write_text("")
             (path / "memory.peak").write_text("5000\n")
             (path / "memory.events").write_text("low 0\nhigh 0\nmax 7\noom 2\noom_kill 1\n")
+            (path / "memory.stat").write_text("anon 1\ninactive_file 20\nactive_file 3\nshmem 9\n")
             (path / "io.stat").write_text("254:0 rbytes=4096 wbytes=0\n")
 
         def rmdir(path: Path) -> None:  # and empties it
@@ -216,6 +221,7 @@ def test_version_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert group.read_bytes() == 4096
     memory = group.memory()
     assert (memory.peak_bytes, memory.limit_hits, memory.oom_kills) == (5000, 7, 1)
+    assert memory.file_cache_bytes == 23
     group.close()
     assert not folder.exists()
 
@@ -256,6 +262,9 @@ def test_the_disk_of_a_partition_and_its_read_ahead(tmp_path: Path) -> None:
     assert file.read_text() == "4096\n"
     with read_ahead(disk, None):
         assert file.read_text() == "4096\n"
+    with read_ahead(disk, 64), pytest.raises(ResourceError, match="another"), read_ahead(disk, 32):
+        pass
+    assert file.read_text() == "4096\n"
     assert disk_of(tmp_path, tmp_path / "nowhere") is None
     with pytest.raises(ResourceError, match="--read-ahead"), read_ahead(None, 128):
         pass
@@ -269,3 +278,13 @@ def test_the_cache_is_dropped_one_way_or_the_other(tmp_path: Path) -> None:
     (tmp_path / "proc/sys/vm/drop_caches").write_text("")
     assert "drop_caches" in drop_cache([file], tmp_path)
     assert (tmp_path / "proc/sys/vm/drop_caches").read_text() == "3\n"
+
+
+def test_what_is_cached(data: Path) -> None:
+    data.read_bytes()
+    assert cached_bytes([data]) == 8 * MiB
+    drop_cache([data], data.parent)  # of this file only: no /proc there
+    assert cached_bytes([data]) == 0
+    with data.open("rb") as file:
+        file.read(4096)
+    assert 4096 <= cached_bytes([data, data]) // 2 < 8 * MiB
