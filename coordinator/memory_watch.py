@@ -18,9 +18,11 @@ from coordinator.state import PoolTarget
 from shm.pool import PoolLayout
 
 ACCOUNT_SECONDS = 0.1  # costs 20 us of the processor per process
-LIMITED_SECONDS = 0.05  # between two looks at a cgroup that has a limit: 20 us each
-CLOSE_SECONDS = 0.02  # the same where the limit is not far
-UNLIMITED_SECONDS = 1.0  # at what the whole system has left
+# A look at a cgroup with a limit is due before somebody who takes so much per second can have come
+# from where the room is now to where the pool must shrink. An idle loop that looks 20 times in a
+# second takes 1 % of a core, a busy one next to nothing.
+FASTEST_BYTES_PER_SECOND = 1 << 30
+SHORTEST_SECONDS, LONGEST_SECONDS = 0.02, 1.0  # the longest is for what the whole system has, too
 MiB = 1024 * 1024
 
 
@@ -60,7 +62,7 @@ class MemoryWatch:
 
     def seconds_until_due(self, now_seconds: float) -> float:
         """Until `look` has something to do."""
-        return max(0.0, self._next_look - now_seconds) if self._pressure else UNLIMITED_SECONDS
+        return max(0.0, self._next_look - now_seconds) if self._pressure else LONGEST_SECONDS
 
     def account(self, pids: Iterable[int], now_seconds: float) -> None:
         """Count what all processes hold, if that is due."""
@@ -110,8 +112,9 @@ class MemoryWatch:
     def _interval(self, room: int) -> float:
         assert self._pressure is not None
         if not self._room.is_limited:
-            return UNLIMITED_SECONDS
-        return CLOSE_SECONDS if room < 2 * self._pressure.high_bytes else LIMITED_SECONDS
+            return LONGEST_SECONDS
+        seconds = (room - self._pressure.low_bytes) / FASTEST_BYTES_PER_SECOND
+        return min(LONGEST_SECONDS, max(SHORTEST_SECONDS, seconds))
 
     def _tell(self, room: int, target: int, now_seconds: float) -> None:
         assert self._pool is not None
