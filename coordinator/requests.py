@@ -12,6 +12,7 @@ import enum
 from collections import deque
 from dataclasses import dataclass, field
 
+from compute_worker.arch import KV_BLOCK_TOKENS
 from coordinator.actions import Action, Deliver, Ended, ToCompute
 from shm.messages import Cancel, Finished, Slice, Step, StepDone, Submit
 
@@ -25,6 +26,7 @@ class Schedule:
     n_layers: int
     chunk_tokens: int  # a multiple of 64
     max_running: int = 1  # sequences that may hold KV blocks at once
+    n_kv_blocks: int | None = None  # of 64 tokens, for all of them; None: never too few
 
 
 class Phase(enum.Enum):
@@ -51,6 +53,12 @@ class Request:
     def n_prompt(self) -> int:
         """Tokens of the prompt."""
         return len(self.submit.prompt)
+
+    @property
+    def n_kv_blocks(self) -> int:
+        """KV blocks that it can come to need. The last token drawn is never stored."""
+        longest = min(self.submit.n_context, self.n_prompt + self.max_tokens - 1)
+        return -(-max(self.n_prompt, longest) // KV_BLOCK_TOKENS)
 
 
 class Requests:
@@ -81,8 +89,17 @@ class Requests:
         return self._requests.get(request)
 
     def submit(self, submit: Submit, max_tokens: int, stop_ids: frozenset[int]) -> list[Action]:
-        """A new request joins the queue."""
-        self._requests[submit.request] = Request(submit, max_tokens, stop_ids)
+        """A new request joins the queue, if the KV cache can hold it at all."""
+        request = Request(submit, max_tokens, stop_ids)
+        quota = self._schedule.n_kv_blocks
+        if quota is not None and request.n_kv_blocks > quota:
+            text = (
+                f"KV cache: expected at most {quota * KV_BLOCK_TOKENS} tokens of prompt and "
+                f"answer, found {request.n_prompt} and {max_tokens}; ask for fewer, or start with "
+                "a larger --context"
+            )
+            return [Ended(submit.request, "error", text)]
+        self._requests[submit.request] = request
         self._queue.append(submit.request)
         return []
 
@@ -199,12 +216,18 @@ class Requests:
         return actions
 
     def _admit(self, actions: list[Action]) -> None:
-        running = sum(1 for r in self._requests.values() if r.phase is not Phase.QUEUED)
-        while self._queue and running < self._schedule.max_running:
-            request = self._requests[self._queue.popleft()]
+        """The first in the queue begin, as many as can end: each has reserved all KV blocks that it
+        may need, so that no step ever finds the cache full."""
+        running = [r for r in self._requests.values() if r.phase is not Phase.QUEUED]
+        while self._queue and len(running) < self._schedule.max_running:
+            request = self._requests[self._queue[0]]
+            reserved = sum(other.n_kv_blocks for other in (*running, request))
+            if self._schedule.n_kv_blocks is not None and reserved > self._schedule.n_kv_blocks:
+                break
+            self._queue.popleft()
             request.phase = Phase.PROMPT
             actions.append(ToCompute(request.submit))
-            running += 1
+            running.append(request)
 
     def _prompt_step(self, number: int, request: Request, *, cut: bool) -> Action:
         """The next part of a chunk. Chunks begin at multiples of the chunk size."""
@@ -227,5 +250,8 @@ class Requests:
         for number, request in self._requests.items():
             assert (request.phase is Phase.QUEUED) == (number in self._queue), number
             assert request.n_done <= request.n_prompt + len(request.tokens), number
+        quota = self._schedule.n_kv_blocks
+        running = [r for r in self._requests.values() if r.phase is not Phase.QUEUED]
+        assert quota is None or sum(r.n_kv_blocks for r in running) <= quota
         if self._step:
             assert all(part.request in self._requests for part in self._step.slices)

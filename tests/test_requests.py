@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 from simulation import done, engine
 
 from coordinator.actions import Ended, ToCompute
@@ -16,8 +17,11 @@ def submit(request: int, n_prompt: int, n_context: int = 1000) -> Submit:
     return Submit(request, tuple(range(n_prompt)), GREEDY, n_context, False)
 
 
-def machine(max_running: int = 4, chunk: int = 64, n_layers: int = 8):
-    return engine(n_layers, 4, 4, schedule=Schedule(n_layers, chunk, max_running))
+def machine(
+    max_running: int = 4, chunk: int = 64, n_layers: int = 8, n_kv_blocks: int | None = None
+):
+    schedule = Schedule(n_layers, chunk, max_running, n_kv_blocks)
+    return engine(n_layers, 4, 4, schedule=schedule)
 
 
 def steps(run) -> list[Step]:
@@ -166,11 +170,56 @@ def test_a_dead_compute_ends_what_it_held_and_keeps_the_queue() -> None:
     assert steps(run)[0].slices[0].request == 2
 
 
-def test_random_requests_all_end_once() -> None:
+def test_a_request_waits_until_all_blocks_that_it_may_need_are_free() -> None:
+    run = machine(n_kv_blocks=5)
+    start(run, 1, 100, max_tokens=29)  # 128 tokens are stored: two blocks
+    start(run, 2, 129, max_tokens=1)  # three blocks
+    start(run, 3, 1, max_tokens=1)
+    run.handle(Continue())
+    assert begun(run) == [1, 2]
+    run.handle(FromCompute(done(1, (), ())))
+    run.handle(EndRequest(1, "cancelled"))
+    run.handle(Continue())
+    assert begun(run) == [1, 2, 3]
+
+
+def test_waiting_is_in_order() -> None:
+    run = machine(n_kv_blocks=5)
+    for request, n_prompt in ((1, 250), (2, 200), (3, 1)):
+        start(run, request, n_prompt)
+    run.handle(Continue())
+    assert begun(run) == [1], "the small one may not overtake for ever"
+
+
+def test_the_context_bounds_what_is_reserved() -> None:
+    run = machine(n_kv_blocks=2)
+    start(run, 1, 100, max_tokens=10_000, n_context=128)
+    run.handle(Continue())
+    assert begun(run) == [1]
+
+
+def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
+    run = machine(n_kv_blocks=2)
+    start(run, 1, 100, max_tokens=100)
+    (ended,) = run.ended
+    assert ended.reason == "error"
+    assert ended.error is not None
+    assert ended.error.startswith("KV cache: expected at most 128 tokens of prompt and answer, ")
+    assert run.core.requests.is_idle
+
+
+def begun(run) -> list[int]:
+    """Requests that compute was told of, since the start."""
+    return [message.request for message in run.inbox if isinstance(message, Submit)]
+
+
+@pytest.mark.parametrize("n_kv_blocks", [None, 4, 7])
+def test_random_requests_all_end_once(n_kv_blocks: int | None) -> None:
     for seed in range(30):
         rng = random.Random(seed)
-        run = machine(max_running=rng.randint(1, 4))
+        run = machine(max_running=rng.randint(1, 4), n_kv_blocks=n_kv_blocks)
         pending = list(range(12))
+        stored: dict[int, int] = {}
         while pending or not run.core.requests.is_idle:
             if pending and rng.random() < 0.3:
                 start(run, pending.pop(), rng.randint(1, 200), rng.randint(1, 6))
@@ -180,6 +229,10 @@ def test_random_requests_all_end_once() -> None:
             step = run.core.requests.running_step
             if step is None:
                 continue
+            for part in step.slices:
+                stored[part.request] = part.start + part.n_tokens
+            living = [-(-n // 64) for r, n in stored.items() if run.core.requests.of(r)]
+            assert n_kv_blocks is None or sum(living) <= n_kv_blocks
             if rng.random() < 0.02:
                 run.handle(ComputeDied("gone"))
                 continue
