@@ -62,6 +62,7 @@ class MemoryRequest:
     single_process: bool = False
     is_shipped_model: bool = False
     only: OnlySequence | None = None  # None: sequences of any length may come
+    n_sequences: int = 1  # that may run at once, and share the KV cache
     has_pool: bool = True  # else the page cache has the experts, and is not in the budget
     n_file_mappings: int = 0  # of all model files, in all processes
 
@@ -79,7 +80,8 @@ class MemoryPlan:
     scratch_bytes: int
     pool_limit_bytes: int  # what the layout was made for; `pool_bytes` is what it takes
     pool_bytes: int
-    context_tokens: int
+    context_tokens: int  # of the longest sequence
+    n_kv_blocks: int  # of 64 tokens, for all sequences
     chunk_tokens: int
     layout: PoolLayout
     class_of_layer: tuple[int, ...]
@@ -162,7 +164,8 @@ def plan_memory(request: MemoryRequest, spec: ModelSpec, available: AvailableMem
         "smallest pool" if request.pool is None else "pool": with_tables(floor, n_mappings),
     }
     room = budget - sum(parts.values())
-    context, kv = _context(request, spec, min(budget // CONTEXT_SHARE, room))
+    context, n_blocks = _context(request, spec, min(budget // CONTEXT_SHARE, room))
+    kv = n_blocks * kv_block_bytes(spec, request.kv_type)
     parts[f"KV cache of {context} tokens"] = with_tables(kv)
     room -= with_tables(kv)
     if room < 0:
@@ -189,6 +192,7 @@ def plan_memory(request: MemoryRequest, spec: ModelSpec, available: AvailableMem
         pool_limit_bytes=limit,
         pool_bytes=pool,
         context_tokens=context,
+        n_kv_blocks=n_blocks,
         chunk_tokens=chunk,
         layout=layout,
         class_of_layer=class_of_layer,
@@ -257,14 +261,16 @@ def pool_request_bytes(pool: PoolSize, whole: int) -> int:
 
 
 def _context(request: MemoryRequest, spec: ModelSpec, room: int) -> tuple[int, int]:
-    """Tokens of the longest sequence, and the bytes of its KV blocks."""
+    """Tokens of the longest sequence, and KV blocks: for each of those that run at once, as far as
+    the room goes, for one in any case."""
     block = kv_block_bytes(spec, request.kv_type)
     tokens = request.context_tokens
     if tokens is None:
         held = max(room, 0) // block * KV_BLOCK_TOKENS
         longest = request.only.all_tokens if request.only else spec.context_length
         tokens = min(spec.context_length, longest, max(MIN_CONTEXT_TOKENS, held))
-    return tokens, -(-tokens // KV_BLOCK_TOKENS) * block
+    own = -(-tokens // KV_BLOCK_TOKENS)
+    return tokens, max(own, min(request.n_sequences * own, max(room, 0) // block))
 
 
 def _chunk(spec: ModelSpec, room: int) -> int:
