@@ -31,12 +31,15 @@ from coordinator.flag_values import ConfigError
 from coordinator.generate import generate
 from coordinator.launch import ONE_THREAD
 from coordinator.model_map import show_map
+from coordinator.replay_report import show_replay
 from coordinator.runner import Running, running
 from coordinator.slot_classes import PoolTooSmallError
 from coordinator.streams import OutputError, let_output_go, open_missing_streams
 from coordinator.synth import run_synth
 from coordinator.tokenizer import TokenizerError
 from coordinator.topics import topic_text
+from coordinator.trace_commands import ReplayCommand, TraceCommand
+from coordinator.trace_report import show_trace
 from io_worker.gguf_header import ModelFormatError
 from io_worker.reader import ModelFileError
 from shm.link import LinkError
@@ -107,6 +110,12 @@ def dispatch(command: Command, typed: Sequence[str]) -> int:
             return run_capped(command)
         case CeilingCommand():
             return run_ceiling(command)
+        case TraceCommand():
+            show_trace(command, sys.stdout)
+            return 0
+        case ReplayCommand():
+            show_replay(command, sys.stdout)
+            return 0
         case HelpCommand(topic):
             print(topic_text(topic))
             return 0

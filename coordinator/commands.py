@@ -20,6 +20,7 @@ from coordinator.config import (
 )
 from coordinator.flag_values import PATH, TOKEN_IDS, choice, integer
 from coordinator.flags import Flag, flag, flags_of, required
+from coordinator.trace_commands import ReplayCommand, TraceCommand
 
 ARGUMENTS = "arguments"
 SHELLS = ("bash", "zsh", "fish")
@@ -98,6 +99,8 @@ Command = (
     | BenchCommand
     | CappedCommand
     | CeilingCommand
+    | TraceCommand
+    | ReplayCommand
     | HelpCommand
     | CompletionCommand
 )
@@ -110,6 +113,8 @@ COMMANDS: Mapping[str, tuple[str, type]] = {
     "bench": ("compare settings, and other programs, in paired blocks", BenchCommand),
     "capped": ("run any command under a memory cap and a disk rate", CappedCommand),
     "ceiling": ("measure what disk and arithmetic allow, each alone", CeilingCommand),
+    "trace": ("what a recorded routing says: skew, locality, working set, guesses", TraceCommand),
+    "replay": ("hits of every policy at every pool size over a recorded routing", ReplayCommand),
     "help": ("explain memory, cores, readers or policies", HelpCommand),
     "completion": ("print the completion script of a shell", CompletionCommand),
 }

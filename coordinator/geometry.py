@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from coordinator.slots import Slot
+from io_worker.slabs import SlabTable
 from shm.messages import Location, ReadRange, SlabRead, SlabsReady
+from shm.pool import ALIGNMENT, PoolLayout
 
 RangesOf = Callable[[int, int], tuple[tuple[int, int, int], ...]]  # (layer, expert) -> file ranges
 
@@ -43,6 +45,11 @@ class PoolGeometry:
             for layer, slot_class in self.class_of_layer.items()
             if slots_of_class[slot_class] >= n_layers[slot_class] * self.n_experts
         }
+
+    @property
+    def holds_everything(self) -> bool:
+        """Whether there is a slot for every expert."""
+        return len(self.class_of_slots) == len(self.class_of_layer) * self.n_experts
 
     def all_keys(self) -> list[tuple[int, int]]:
         """Every expert, in layer order."""
@@ -82,6 +89,32 @@ class PoolGeometry:
             for window, (_, offset, _) in zip(windows, self.ranges_of(layer, expert), strict=True)
         )
         return gate, up, down
+
+
+def pool_geometry(
+    slabs: SlabTable, layout: PoolLayout, class_of_layers: Sequence[int]
+) -> PoolGeometry:
+    """The pool of a model; `class_of_layers` has the class of each layer of the table, in order."""
+    layers = [layer.layer for layer in slabs.layers]
+    return PoolGeometry(
+        windows_of_slots=layout.windows_of_slots(),
+        class_of_slots=layout.class_of_slots(),
+        class_of_layer=dict(zip(layers, class_of_layers, strict=True)),
+        n_experts=slabs.n_experts,
+        ranges_of=ranges_of(slabs),
+        alignment=ALIGNMENT,
+    )
+
+
+def ranges_of(slabs: SlabTable) -> RangesOf:
+    """Where the parts of an expert lie, as plain numbers."""
+    by_layer = {layer.layer: layer for layer in slabs.layers}
+
+    def ranges_of_expert(layer: int, expert: int) -> tuple[tuple[int, int, int], ...]:
+        ranges = by_layer[layer].ranges(expert)
+        return tuple((found.file, found.offset, found.n_bytes) for found in ranges)
+
+    return ranges_of_expert
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ from coordinator.budget import token_cycle_bytes
 from coordinator.commands import MapCommand
 from coordinator.sizes import format_size
 from coordinator.slot_classes import smallest_pool_bytes, whole_pool_bytes
+from coordinator.tables import console_on
 from io_worker.ggml_types import GGML_TYPES
 from io_worker.gguf_header import TensorInfo
 from io_worker.model_file import open_model
@@ -29,7 +30,6 @@ from shm.pool import ALIGNMENT
 
 MIN_BAR_CELLS, MAX_BAR_CELLS = 8, 40
 SIZE_CELLS = 14  # a size and the space between columns
-PIPE_COLUMNS = 120  # width where there is no terminal
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +95,6 @@ class Bar:
     style: str
 
 
-class _PipeConsole(Console):
-    """rich ends the process with 1 when its reader is gone; here the entry point decides."""
-
-    def on_broken_pipe(self) -> None:
-        """See `rich.console.Console`."""
-        raise BrokenPipeError
-
-
 def show_map(command: MapCommand, output: TextIO | None) -> None:
     """Print the map of a model (None: to a closed standard output); raises `ModelFormatError`."""
     model = open_model(command.model)
@@ -112,9 +104,7 @@ def show_map(command: MapCommand, output: TextIO | None) -> None:
     if command.json:
         print(parts.to_json(), file=output)
         return
-    width = None if output.isatty() else PIPE_COLUMNS
-    console = _PipeConsole(file=output, width=width, highlight=False, soft_wrap=True)
-    _draw(parts, console)
+    _draw(parts, console_on(output))
 
 
 def model_map(name: str, file_bytes: int, spec: ModelSpec) -> ModelMap:

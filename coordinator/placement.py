@@ -36,19 +36,20 @@ class Placement:
         """A free slot or a victim's; None when all of the class are in use.
 
         A prompt may not push the experts of other layers out beyond its layer's equal share: it
-        uses nearly all experts once, and would leave nothing that the answer needs. Where all that
-        its layer has is hot it may: the hot set stays, and the layer needs slots to move in.
+        uses nearly all experts once, and would leave nothing that the answer needs. Free slots are
+        nobody's. Where all that its layer has is hot it may: the hot set stays, and the layer needs
+        slots to move in.
         """
         layer, slot_class = key[0], self._class_of_layer[key[0]]
+        slot = self.slots.take_free(slot_class)
+        if slot is not None:
+            return slot
         victim = None
         if is_prompt and self.slots.n_of_layer(layer) >= self._share_of_layer[layer]:
             victim = self._policy.victim(layer, (layer,), self._is_locked)
             if victim is None and not self._policy.hot:
                 return None
         if victim is None:
-            slot = self.slots.take_free(slot_class)
-            if slot is not None:
-                return slot
             among = self._layers_of_class[slot_class]
             victim = self._policy.victim(layer, among, self._is_locked)
         return self.slots.find(victim) if victim is not None else None

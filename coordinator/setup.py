@@ -13,7 +13,7 @@ from compute_worker.arch import ModelSpec, resolve
 from coordinator.budget import MemoryPlan, OnlySequence
 from coordinator.config import Config
 from coordinator.cores import CorePlan, plan_cores
-from coordinator.geometry import PoolGeometry, RangesOf
+from coordinator.geometry import PoolGeometry, pool_geometry, ranges_of
 from coordinator.imatrix import read_imatrix
 from coordinator.machine import Machine
 from coordinator.page_cache_residency import PageCacheResidency
@@ -32,7 +32,6 @@ from io_worker.model_file import Model, open_model
 from io_worker.probe import ReaderChoice, choose_reader
 from io_worker.reader import ModelFile, close_files, open_files
 from io_worker.reader_trial import Workload
-from io_worker.slabs import SlabTable
 from shm.mapped_files import file_starts
 from shm.pool import ALIGNMENT
 
@@ -174,7 +173,7 @@ def build_core(setup: Setup, max_running: int = 1) -> Core:
 def _in_page_cache(setup: Setup) -> PageCacheResidency:
     slabs, config = setup.spec.slabs, setup.config
     class_of_layer = {layer.layer: 0 for layer in slabs.layers}
-    geometry = PoolGeometry([], [], class_of_layer, slabs.n_experts, _ranges_of(slabs), ALIGNMENT)
+    geometry = PoolGeometry([], [], class_of_layer, slabs.n_experts, ranges_of(slabs), ALIGNMENT)
     return PageCacheResidency(
         geometry,
         file_starts([file.size_bytes for file in setup.files]),
@@ -185,23 +184,10 @@ def _in_page_cache(setup: Setup) -> PageCacheResidency:
 
 
 def _in_pool(setup: Setup) -> Residency:
-    layout, slabs = setup.plan.layout, setup.spec.slabs
-    class_of_layer = {
-        layer.layer: slot_class
-        for layer, slot_class in zip(slabs.layers, setup.plan.class_of_layer, strict=True)
-    }
-    geometry = PoolGeometry(
-        windows_of_slots=layout.windows_of_slots(),
-        class_of_slots=layout.class_of_slots(),
-        class_of_layer=class_of_layer,
-        n_experts=slabs.n_experts,
-        ranges_of=_ranges_of(slabs),
-        alignment=ALIGNMENT,
-    )
-    slots_of_class = tuple(cls.n_slots for cls in layout.classes)
+    geometry = pool_geometry(setup.spec.slabs, setup.plan.layout, setup.plan.class_of_layer)
     policy = make_policy(
         setup.config.policy,
-        PolicyGeometry(class_of_layer, slots_of_class),
+        PolicyGeometry(geometry.class_of_layer, geometry.slots_of_class),
         setup.usage.counts,
         setup.spec.n_active,
     )
@@ -217,13 +203,3 @@ def _in_pool(setup: Setup) -> Residency:
 def _may_stand(setup: Setup) -> bool:
     """Counts and traces are made of `Need`s: standing grants send none."""
     return setup.config.usage is None and setup.trace is None
-
-
-def _ranges_of(slabs: SlabTable) -> RangesOf:
-    by_layer = {layer.layer: layer for layer in slabs.layers}
-
-    def ranges_of(layer: int, expert: int) -> tuple[tuple[int, int, int], ...]:
-        ranges = by_layer[layer].ranges(expert)
-        return tuple((found.file, found.offset, found.n_bytes) for found in ranges)
-
-    return ranges_of
