@@ -81,7 +81,8 @@ class MemoryPlan:
     pool_limit_bytes: int  # what the layout was made for; `pool_bytes` is what it takes
     pool_bytes: int
     context_tokens: int  # of the longest sequence
-    n_kv_blocks: int  # of 64 tokens, for all sequences
+    n_sequences: int  # that may run at once
+    n_kv_blocks: int  # of 64 tokens, for all of them
     chunk_tokens: int
     layout: PoolLayout
     class_of_layer: tuple[int, ...]
@@ -192,6 +193,7 @@ def plan_memory(request: MemoryRequest, spec: ModelSpec, available: AvailableMem
         pool_limit_bytes=limit,
         pool_bytes=pool,
         context_tokens=context,
+        n_sequences=request.n_sequences,
         n_kv_blocks=n_blocks,
         chunk_tokens=chunk,
         layout=layout,

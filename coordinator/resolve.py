@@ -16,11 +16,15 @@ from coordinator.sizes import PoolSize
 
 
 def memory_plan(
-    config: Config, machine: Machine, model: ModelSpec, only: OnlySequence | None = None
+    config: Config,
+    machine: Machine,
+    model: ModelSpec,
+    only: OnlySequence | None = None,
+    n_sequences: int = 1,
 ) -> MemoryPlan:
     """The plan of a config, resolved or not: both give the same one. Raises like `plan_memory`.
 
-    `only` is the one sequence of a run, None where any may come.
+    `only` is the one sequence of a run, None where any may come, `n_sequences` at once.
     """
     return plan_memory(
         MemoryRequest(
@@ -36,6 +40,7 @@ def memory_plan(
             single_process=config.single_process,
             is_shipped_model=config.model == shipped_model(),
             only=only,
+            n_sequences=n_sequences,
             has_pool=config.has_pool,
             n_file_mappings=_n_file_mappings(config),
         ),
@@ -45,14 +50,18 @@ def memory_plan(
 
 
 def resolve(
-    config: Config, machine: Machine, model: ModelSpec, only: OnlySequence | None = None
+    config: Config,
+    machine: Machine,
+    model: ModelSpec,
+    only: OnlySequence | None = None,
+    n_sequences: int = 1,
 ) -> Config:
     """The config with every "auto" that machine and model decide replaced by what was chosen.
 
     `reader` and `kernels` stay "auto": only the process that opens or imports them can tell.
     Raises like `plan_memory`.
     """
-    plan = memory_plan(config, machine, model, only)
+    plan = memory_plan(config, machine, model, only, n_sequences)
     is_pinned = config.pin_cores or config.core_plan is not None
     policy = config.policy
     if policy == "auto":  # counting hit most at every size in every replay: tests/hit_rates.md

@@ -102,10 +102,12 @@ class Setup:
 
 
 @contextlib.contextmanager
-def prepared(config: Config, machine: Machine, only: OnlySequence | None = None) -> Iterator[Setup]:
+def prepared(
+    config: Config, machine: Machine, only: OnlySequence | None = None, n_sequences: int = 1
+) -> Iterator[Setup]:
     """Open the model and plan the run; the files stay open inside the `with`.
 
-    `only` is the one sequence of this run, None where any may come.
+    `only` is the one sequence of this run, None where any may come, `n_sequences` at once.
     Raises `ModelFormatError`, `ModelFileError`, `ConfigError`, `ResourceError`.
     """
     model = open_model(config.model)
@@ -113,7 +115,9 @@ def prepared(config: Config, machine: Machine, only: OnlySequence | None = None)
     with contextlib.ExitStack() as stack:
         files = tuple(open_files(model.paths))
         stack.callback(close_files, files)
-        setup = _prepare(config, machine, model, spec, files, only)
+        plan = memory_plan(config, machine, spec, only, n_sequences)
+        config = resolve_config(config, machine, spec, only, n_sequences)
+        setup = _prepare(config, machine, model, spec, files, plan)
         for recorder in (setup.trace, setup.rows):
             if recorder is not None:
                 stack.callback(recorder.close)
@@ -126,10 +130,8 @@ def _prepare(
     model: Model,
     spec: ModelSpec,
     files: tuple[ModelFile, ...],
-    only: OnlySequence | None,
+    plan: MemoryPlan,
 ) -> Setup:
-    plan = memory_plan(config, machine, spec, only)
-    config = resolve_config(config, machine, spec, only)
     cores = plan_cores(config.core_plan, machine.cores) if config.pin_cores else None
     workload = Workload(spec.slabs, _reads_in_flight(config), spare_bytes(machine, plan))
     reader = choose_reader(config.reader, files, workload)
@@ -162,11 +164,12 @@ def _reads_in_flight(config: Config) -> int:
     return max(1, config.io_threads)
 
 
-def build_core(setup: Setup, max_running: int = 1) -> Core:
+def build_core(setup: Setup) -> Core:
     """The decision core of a run."""
     residency: Residency | PageCacheResidency
     residency = _in_pool(setup) if setup.config.has_pool else _in_page_cache(setup)
-    schedule = Schedule(setup.spec.n_layers, setup.plan.chunk_tokens, max_running)
+    plan = setup.plan
+    schedule = Schedule(setup.spec.n_layers, plan.chunk_tokens, plan.n_sequences, plan.n_kv_blocks)
     return Core(residency, Requests(schedule), setup.trace.add if setup.trace else None)
 
 

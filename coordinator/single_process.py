@@ -259,7 +259,7 @@ def running(
     """A runner in this process, ready. Raises what `assemble` and the pool raise."""
     if setup.cores is not None:
         os.sched_setaffinity(0, setup.cores.compute)
-    settings: ComputeSettings = compute_settings(setup, keep_fd, max_running=1)
+    settings: ComputeSettings = compute_settings(setup, keep_fd)
     pool_fd = pool = None
     if setup.config.has_pool:
         pool_fd = create_pool(setup.plan.layout)

@@ -25,7 +25,6 @@ def started(
     listener: Listener,
     *,
     keep_fd: int | None = None,
-    max_running: int = 1,
     root: Path = Path("/"),
 ) -> Iterator[Engine]:
     """Processes of the run, up but not ready yet (`run_once` until `is_ready`).
@@ -51,11 +50,11 @@ def started(
             layout=setup.plan.layout,
             file_fds=descriptors(setup.files),
             other_fds=(keep_fd,) if keep_fd is not None else (),
-            settings=encode_compute(compute_settings(setup, keep_fd, max_running)),
+            settings=encode_compute(compute_settings(setup, keep_fd)),
         )
         memory = MemoryWatch(pool_fd, setup.plan.layout, setup.plan.budget_bytes, root)
         engine = Engine(
-            build_core(setup, max_running),
+            build_core(setup),
             [*io_worker_specs(setup, pool_fd), compute],
             setup.reader_credit,
             stack.enter_context(memory),
@@ -88,14 +87,13 @@ def io_worker_specs(setup: Setup, pool_fd: int | None) -> list[ChildSpec]:
     ]
 
 
-def compute_settings(setup: Setup, keep_fd: int | None, max_running: int) -> ComputeSettings:
+def compute_settings(setup: Setup, keep_fd: int | None) -> ComputeSettings:
     """What the compute worker is told."""
     config = setup.config
     local = None
     if config.io_workers == 0 and not config.only_faults:
         drop_cache = config.drop_cache == "yes"
         local = LocalReads(setup.reader.name, config.io_threads, drop_cache)
-    blocks_per_sequence = -(-setup.plan.context_tokens // 64)
     return ComputeSettings(
         spec=setup.spec,
         files=setup.files,
@@ -103,7 +101,7 @@ def compute_settings(setup: Setup, keep_fd: int | None, max_running: int) -> Com
         numerics=config.numerics,
         n_threads=config.compute_threads or 1,
         kv_kind=config.kv_type,
-        n_kv_blocks=blocks_per_sequence * max_running,
+        n_kv_blocks=setup.plan.n_kv_blocks,
         mlock=config.mlock,
         dense=config.dense,
         local_reads=local,

@@ -185,8 +185,8 @@ def run_together(
     """All prompts as requests of one engine: at once, or one after another (`max_running` 1)."""
     listener = Together()
     with (
-        prepared(exact_config(model, flags), read_machine()) as setup,
-        started(setup, listener, max_running=max_running) as engine,
+        prepared(exact_config(model, flags), read_machine(), n_sequences=max_running) as setup,
+        started(setup, listener) as engine,
     ):
         for request, prompt in prompts.items():
             engine.submit(NewRequest(submit_of(request, prompt), n_new, frozenset()))

@@ -112,8 +112,8 @@ def session(model: Path, *flags: str, max_running: int = 1) -> Iterator[Session]
     listener = Watched()
     before = open_descriptors()
     with (
-        prepared(exact_config(model, flags), read_machine()) as setup,
-        started(setup, listener, max_running=max_running) as engine,
+        prepared(exact_config(model, flags), read_machine(), n_sequences=max_running) as setup,
+        started(setup, listener) as engine,
     ):
         running = Session(engine, listener)
         running.run_until(lambda: engine.is_ready)

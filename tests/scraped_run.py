@@ -24,6 +24,7 @@ PLAN = MemoryPlan(
     pool_limit_bytes=600,
     pool_bytes=500,
     context_tokens=512,
+    n_sequences=1,
     n_kv_blocks=1,
     chunk_tokens=64,
     layout=PoolLayout(()),

@@ -250,3 +250,29 @@ def test_every_plan_stays_within_its_budget(
         chunk_tokens=plan.chunk_tokens,
     )
     assert plan_memory(fixed, spec, AMPLE) == plan
+
+
+@pytest.mark.parametrize(
+    ("n_sequences", "context", "memory_mib", "n_blocks"),
+    [
+        (1, 640, 1200, 10),
+        (3, 640, 1200, 30),
+        (30, 640, 1200, 30),  # a fifth of the budget: 240 MiB of 8 MiB each
+        (3, 4096, 1200, 64),  # one sequence of the context in any case
+        (2, None, 1200, 30),  # the longest that a fifth holds: the sequences share it
+    ],
+)
+def test_sequences_that_run_at_once_share_a_fifth_of_the_budget(
+    tiny: ModelSpec, n_sequences: int, context: int | None, memory_mib: int, n_blocks: int
+) -> None:
+    spec = large(tiny)
+    request = dataclasses.replace(
+        DEFAULT,
+        memory_bytes=memory_mib * MiB,
+        context_tokens=context,
+        n_sequences=n_sequences,
+    )
+    plan = plan_memory(request, spec, AMPLE)
+    assert plan.n_kv_blocks == n_blocks
+    assert plan.kv_bytes == n_blocks * kv_block_bytes(spec, "f16")
+    assert plan.n_sequences == n_sequences
