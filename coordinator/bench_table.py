@@ -12,6 +12,7 @@ HEAD = (
     "MB/token", "ratio", "peak MiB", "limit hits",
 )  # fmt: skip
 NOTHING = "–"
+SMALLEST_BYTES = 100_000  # per token; a ratio to less says nothing
 FOREIGN_BYTES = 16 * 1024 * 1024  # less than this is not worth a word
 DECIDES_TOKENS = ("model", "numerics", "kernels", "kv-type")
 
@@ -61,7 +62,11 @@ def _row(records: Sequence[Record], arm: str, reference: str) -> tuple[str, ...]
     )
     peak = median([record["memory"]["peak_bytes"] for record in ours])
     hits = median([record["memory"]["limit_hits"] for record in ours])
-    ratio = NOTHING if arm == reference else _shown(paired_ratio(*both("bytes", "per_token")))
+    bytes_of_both = both("bytes", "per_token")
+    is_reading = (median(bytes_of_both[1]) or 0) >= SMALLEST_BYTES
+    ratio = NOTHING
+    if arm != reference and is_reading:
+        ratio = _shown(paired_ratio(*bytes_of_both))
     return (
         arm,
         str(n_good) if n_good == len(ours) else f"{n_good} of {len(ours)}",
