@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, BinaryIO, NoReturn
 
 from coordinator.bench_commands import CappedCommand
-from coordinator.combinations import combined
+from coordinator.combinations import PROMPTS, combined
 from coordinator.commands import (
     COMMANDS,
     Command,
@@ -80,8 +80,20 @@ def parse(arguments: Sequence[str], cores: Sequence[int] | None = None) -> Comma
         given = frozenset(values)
         config = Config(**{"numerics": "exact", **values})
         return EvalCommand(combined(config, given, cores), out)
+    if name == "calibrate":
+        return _calibrate(values, cores)
     command: Command = COMMANDS[name][1](**values)
     return command
+
+
+def _calibrate(values: dict[str, Any], cores: Sequence[int]) -> Config:
+    """The main job over a given text, its uses counted and saved."""
+    if not set(PROMPTS) & set(values):
+        raise ConfigError(
+            f"{PROGRAM} calibrate: expected a text, found none; give -p TEXT, -f FILE or --tokens"
+        )
+    config = Config(**{"usage": values.pop("out"), **values})
+    return combined(config, frozenset(values) | {"usage"}, cores)
 
 
 def prompt_text(config: Config, standard_input: BinaryIO) -> str | None:

@@ -12,9 +12,11 @@ from pathlib import Path
 from coordinator.bench_commands import BenchCommand, CappedCommand, CeilingCommand
 from coordinator.config import (
     COMPUTE,
+    INPUT,
     MEMORY,
     PROCESSES,
     READING,
+    SAMPLING,
     Config,
     shipped_model,
 )
@@ -28,6 +30,12 @@ TOPICS = ("memory", "cores", "readers", "policies")
 SYNTH_SHAPES = ("olmoe", "qwen3moe", "qwen3moe-235b")
 SYNTH_MIXES = ("q4_k_m", "q2_k", "mxfp4")
 ENGINE_GROUPS = (PROCESSES, READING, MEMORY, COMPUTE)
+# command -> groups of the main job's flags that it has too
+BORROWED_GROUPS: Mapping[str, tuple[str, ...]] = {
+    "eval": ENGINE_GROUPS,
+    "calibrate": (INPUT, SAMPLING, *ENGINE_GROUPS),
+}
+COUNTS_OF_OTHERS = ("policy", "usage", "hot_set", "imatrix")  # calibration makes its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +65,16 @@ class EvalCommand:
 
     config: Config
     out: Path
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrateArguments:
+    """What `moe-coord calibrate` has beside flags of the main job, which it is with --usage OUT."""
+
+    model: Path = required("MODEL", PATH, ARGUMENTS, "GGUF file")
+    out: Path = required(
+        "--out", PATH, ARGUMENTS, "where the counts go; those that are there are added to"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +127,7 @@ Command = (
 COMMANDS: Mapping[str, tuple[str, type]] = {
     "map": ("sizes of a model's parts: dense, experts, what one token touches", MapCommand),
     "eval": ("logits and chosen experts of given tokens, as an .npz file", EvalArguments),
+    "calibrate": ("count which experts a text uses, for --hot-set", CalibrateArguments),
     "synth": ("write a model of a real one's shapes with random weights", SynthCommand),
     "bench": ("compare settings, and other programs, in paired blocks", BenchCommand),
     "capped": ("run any command under a memory cap and a disk rate", CappedCommand),
@@ -125,10 +144,12 @@ def command_flags(name: str | None) -> list[tuple[str, Flag]]:
     if name is None:
         return list(flags_of(Config))
     flags = list(flags_of(COMMANDS[name][1]))
-    if name == "eval":
-        for field_name, declared in flags_of(Config):
-            if declared.group in ENGINE_GROUPS:
-                exact = declared.name == "--numerics"
-                text = "exact" if exact else declared.default_text
-                flags.append((field_name, dataclasses.replace(declared, default_text=text)))
+    own = {field_name for field_name, _ in flags}
+    for field_name, declared in flags_of(Config):
+        if declared.group not in BORROWED_GROUPS.get(name, ()) or field_name in own:
+            continue
+        if name == "eval" and field_name == "numerics":
+            declared = dataclasses.replace(declared, default_text="exact")
+        if name != "calibrate" or field_name not in COUNTS_OF_OTHERS:
+            flags.append((field_name, declared))
     return flags

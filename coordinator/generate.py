@@ -2,6 +2,7 @@
 
 import json
 import sys
+from statistics import median
 from typing import Any
 
 from coordinator.actions import Ended
@@ -22,11 +23,13 @@ from coordinator.terminal import Terminal, TextOutput
 from coordinator.text_stream import TextStream
 from coordinator.token_rows import TokenRows, Totals
 from coordinator.tokenizer import Tokenizer, build_tokenizer
+from coordinator.trace_statistics import n_for_share
 from coordinator.usage import write_usage
 from shm.messages import Sampled, Sampling, StepDone, Submit
 
 EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_TERMINATED = 5, 130, 143
 MADVISING_READERS = ("willneed", "populate")
+HOT_SHARE = 0.8  # of a layer's uses: how many experts make it up is told
 
 
 class Answer:
@@ -276,3 +279,9 @@ def _save_usage(runner: Runner) -> None:
         write_usage(path, usage)
     except OSError as error:
         runner.terminal.warning(f"--usage: cannot save {path}: {error.strerror}")
+        return
+    n_hot = median(n_for_share(uses, HOT_SHARE) for uses in usage.of_layers())
+    runner.terminal.line(
+        f"counts of {sum(usage.counts.values()):.0f} uses saved in {path}: {n_hot:g} of "
+        f"{usage.n_experts} experts make up {100 * HOT_SHARE:.0f} % of a layer's"
+    )

@@ -5,7 +5,7 @@ was used last, page by page, in as many bytes as the pool has.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -18,7 +18,7 @@ from coordinator.policy_choice import make_policy
 from coordinator.replay import Outcome, replay
 from coordinator.replay_limits import belady, page_cache, preloaded
 from coordinator.sizes import PoolSize, format_size
-from coordinator.slot_classes import pool_layout, whole_pool_bytes
+from coordinator.slot_classes import PoolTooSmallError, pool_layout, whole_pool_bytes
 from coordinator.tables import console_on, print_table
 from coordinator.trace_commands import ReplayCommand
 from coordinator.trace_file import Trace, is_prompt, read_trace
@@ -57,7 +57,7 @@ def show_replay(command: ReplayCommand, output: TextIO | None) -> None:
     """Print it (None: to a closed standard output). Raises `ConfigError`, `PoolTooSmallError`."""
     trace = read_trace(command.trace)
     counts = _counts(command, trace)
-    pools = [pool_for(trace, size) for size in command.pools]
+    pools, too_small = _pools(trace, command.pools)
     policies = [name for name in command.policies if name in counts]
     if not policies:
         wanted = ", ".join(command.policies)
@@ -71,6 +71,21 @@ def show_replay(command: ReplayCommand, output: TextIO | None) -> None:
         print(json.dumps(_record(command, trace, pools, results)), file=output)
         return
     _draw(trace, pools, results, output)
+    for size in too_small:
+        print(f"{size} is less than two slots: left out", file=output)
+
+
+def _pools(trace: Trace, sizes: Sequence[PoolSize]) -> tuple[list[Pool], list[PoolSize]]:
+    """Those that can be, and the sizes that cannot; raises `PoolTooSmallError` if none can."""
+    pools, too_small = [], []
+    for size in sizes:
+        try:
+            pools.append(pool_for(trace, size))
+        except PoolTooSmallError:
+            if size is sizes[-1] and not pools:
+                raise
+            too_small.append(size)
+    return pools, too_small
 
 
 def pool_for(trace: Trace, size: PoolSize) -> Pool:

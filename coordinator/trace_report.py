@@ -103,7 +103,7 @@ def _draw(report: TraceReport, console: Console) -> None:
         Text(
             f"{report.n_prompt_steps} prompt and {report.n_decode_steps} decode steps, "
             f"{len(report.skew)} layers of {report.n_experts} experts of which a token uses "
-            f"{report.n_active}, {report.requests} requests; token cycle "
+            f"{report.n_active}\n{report.requests} requests; token cycle "
             f"{format_size(report.token_cycle_bytes)} of {format_size(report.all_experts_bytes)}\n"
         )
     )

@@ -85,16 +85,16 @@ def skew(trace: Trace) -> list[LayerSkew]:
     counts = use_counts(trace.needs)
     rows = []
     for layer in trace.header.layers:
-        uses = sorted((n for key, n in counts.items() if key[0] == layer), reverse=True)
-        shares = tuple(_n_for_share(uses, share) for share in SKEW_SHARES)
+        uses = [n for key, n in counts.items() if key[0] == layer]
+        shares = tuple(n_for_share(uses, share) for share in SKEW_SHARES)
         rows.append(LayerSkew(layer, len(uses), shares, max(uses, default=0) / max(1, sum(uses))))
     return rows
 
 
-def _n_for_share(uses: Sequence[int], share: float) -> int:
-    """How many of the first make up a share of the sum."""
-    total, so_far = sum(uses), 0
-    for n, count in enumerate(uses):
+def n_for_share(uses: Sequence[float], share: float) -> int:
+    """How many of the largest make up a share of the sum."""
+    total, so_far = sum(uses), 0.0
+    for n, count in enumerate(sorted(uses, reverse=True)):
         if so_far >= share * total:
             return n
         so_far += count

@@ -30,10 +30,12 @@ class UsageCounts:
     n_experts: int
     counts: dict[Key, float] = field(default_factory=dict)
 
-    def add(self, layer: int, expert: int) -> None:
-        """The expert was used once more."""
-        key = (layer, expert)
-        self.counts[key] = self.counts.get(key, 0.0) + 1.0
+    def of_layers(self) -> list[list[float]]:
+        """Uses of each layer's experts, of those that were seen."""
+        layers: list[list[float]] = [[] for _ in range(self.n_layers)]
+        for (layer, _), count in self.counts.items():
+            layers[layer].append(count)
+        return layers
 
 
 def fresh_usage(fingerprint: str, spec: ModelSpec) -> UsageCounts:

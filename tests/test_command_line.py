@@ -20,6 +20,7 @@ from coordinator.commands import (
 from coordinator.config import Config, shipped_model
 from coordinator.flag_values import ConfigError
 from coordinator.sizes import PoolSize
+from coordinator.trace_commands import ReplayCommand, TraceCommand
 
 CORES = (0, 1)
 ROOT = Path(__file__).parent.parent
@@ -76,6 +77,22 @@ def test_main_job(arguments: list[str], expected: Config) -> None:
         (["map"], MapCommand()),
         (["map", "m.gguf", "--json"], MapCommand(Path("m.gguf"), json=True)),
         (["map", "--json", "m.gguf"], MapCommand(Path("m.gguf"), json=True)),
+        (["trace", "t"], TraceCommand(Path("t"))),
+        (["trace", "t", "u", "--json"], TraceCommand(Path("t"), Path("u"), json=True)),
+        (["replay", "t"], ReplayCommand(Path("t"))),
+        (
+            ["replay", "t", "--pool", "5%,1M,all", "--policy", "lfu,slru", "--hot-set", "h"],
+            ReplayCommand(
+                Path("t"),
+                (PoolSize(share=0.05), PoolSize(n_bytes=1 << 20), PoolSize(share=1.0)),
+                ("lfu", "slru"),
+                Path("h"),
+            ),
+        ),
+        (
+            ["calibrate", "m", "-p", "some text", "-n", "10", "--out", "h"],
+            Config(model=Path("m"), prompt="some text", max_tokens=10, usage=Path("h")),
+        ),
         (["help"], HelpCommand()),
         (["help", "cores"], HelpCommand("cores")),
         (["completion", "fish"], CompletionCommand("fish")),
@@ -183,6 +200,18 @@ BAD_SETTINGS: list[tuple[list[str], str, str]] = [
     (["--numerics", "exakt"], "--numerics:", "did you mean exact?"),
     (["--kernels", "cuda"], "--kernels:", "one of auto, native, numpy"),
     (["--model", ""], "--model:", "a path"),
+    (["--policy", "static"], "--policy:", "give --hot-set FILE"),
+    (["--hot-set", "h", "--usage", "u"], "--usage:", "keep one"),
+    (["calibrate", "m", "--out", "h"], "moe-coord calibrate:", "give -p TEXT, -f FILE or --tokens"),
+    (["calibrate", "m", "-p", "x"], "moe-coord calibrate:", "expected --out"),
+    (
+        ["calibrate", "m", "-p", "x", "--out", "h", "--policy", "lru"],
+        "moe-coord calibrate:",
+        "--policy",
+    ),
+    (["replay", "t", "--pool", "10%,"], "--pool:", "10%,50% or 800M"),
+    (["replay", "t", "--policy", "lru,mru"], "--policy:", "all, or some of lru"),
+    (["replay"], "moe-coord replay:", "expected TRACE"),
     (["--trace", ""], "--trace:", "a path, found ''"),
     (["--port", "8080"], "--port:", "drop it"),
     (["--io-worker", "1"], "moe-coord:", "did you mean --io-workers?"),
