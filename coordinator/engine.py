@@ -225,8 +225,9 @@ class Engine:
 
     def _condemn(self, child: Child, why: str) -> None:
         """Kill a child that hangs or misbehaves; until it is reaped its slots stay untouched."""
-        if child.killed_because:
+        if child.is_condemned:
             return
+        child.is_condemned = True
         self._listener.on_event(f"event=kill process={child.name} cause={why!r}")
         if child.is_ready and (child.name != COMPUTE or self._compute_reads):
             self._handle(ReaderCondemned(child.name))

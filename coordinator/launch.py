@@ -67,6 +67,7 @@ class Child:
     n_done: int = 0  # of its last `Heartbeat`
     detail: dict[str, object] = field(default_factory=dict)
     failure: tuple[int, str] | None = None  # exit code and text of its `Failed`
+    is_condemned: bool = False  # to be killed, dead perhaps: nothing is expected of it
     killed_because: str = ""  # why we killed it
 
     @property

@@ -15,6 +15,7 @@ from shm.messages import ReadSlabs, SlabRead, SlotLease
 @dataclass(slots=True)
 class _Reader:
     credit: int
+    is_condemned: bool = False  # gets no more
     reading: dict[int, SlabRead] = field(default_factory=dict)  # by slot
 
 
@@ -48,6 +49,14 @@ class ReadDispatch:
         """A reader takes up to `credit` slabs at once."""
         self._readers[name] = _Reader(credit)
 
+    def condemn_reader(self, name: str) -> list[SlabRead]:
+        """A reader gets no more reads; returns what it has not answered, once."""
+        reader = self._readers.get(name)
+        if reader is None or reader.is_condemned:
+            return []
+        reader.is_condemned = True
+        return list(reader.reading.values())
+
     def remove_reader(self, name: str) -> list[SlabRead]:
         """A reader is gone; returns what it leaves unanswered."""
         reader = self._readers.pop(name, None)
@@ -72,7 +81,7 @@ class ReadDispatch:
             free = [
                 (len(reader.reading), name)
                 for name, reader in self._readers.items()
-                if len(reader.reading) < reader.credit
+                if len(reader.reading) < reader.credit and not reader.is_condemned
             ]
             if not free:
                 break

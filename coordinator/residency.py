@@ -78,7 +78,7 @@ class Residency:
 
     def worker_condemned(self, name: str) -> list[Action]:
         """The worker will be killed: what it answers from now on is void."""
-        for read in self._reads.under_way(name):
+        for read in self._reads.condemn_reader(name):
             self.slots.condemn(self.slots.slots[read.lease.slot])
         return []
 

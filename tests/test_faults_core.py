@@ -28,6 +28,18 @@ def test_an_answer_between_the_verdict_and_the_death_loses_no_slot() -> None:
     assert run.core.residency.slots.count(SlotState.FREE) == 2
 
 
+def test_a_condemned_reader_gets_no_more_and_is_condemned_once() -> None:
+    run = engine(1, 8, 8, n_readers=2)
+    run.handle(FromCompute(need(0, [1, 2])))
+    run.handle(ReaderCondemned("io0"))
+    run.handle(ReaderCondemned("io0"))
+    before = list(run.under_way["io0"])
+    run.core.residency.abort_layer()
+    run.handle(FromCompute(need(0, [3, 4, 5])))
+    assert run.under_way["io0"] == before
+    run.handle(ReaderCondemned("nobody"))
+
+
 def test_a_need_behind_reads_of_a_condemned_reader_waits_for_their_slots() -> None:
     """Both slots of a smallest pool are being filled for a step that was cancelled."""
     run = engine(1, 8, 2, n_readers=1)

@@ -77,7 +77,7 @@ def test_a_stopped_worker_is_killed_and_replaced(model: Path, expected: list[int
         os.kill(child.process.pid, signal.SIGSTOP)
         started = time.monotonic()
         assert run.finish(1) == expected
-        assert 2.5 < time.monotonic() - started < 8
+        assert 2.5 < time.monotonic() - started < 20  # 3 s, and a tick, on a busy machine too
         run.check_idle()
         assert any("event=kill process=io0" in line for line in run.listener.events)
 
