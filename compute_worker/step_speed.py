@@ -50,6 +50,7 @@ def main() -> int:
     parser.add_argument("--numerics", default="fast")
     parser.add_argument("--kv-type", default="f16")
     parser.add_argument("--prompt-tokens", type=int, default=128, help="of a prompt chunk")
+    parser.add_argument("--work-bytes", type=int, default=WORK_BYTES, help="of made-up layers")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each of two measurements")
     options = parser.parse_args()
     try:
@@ -58,7 +59,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return EXIT_MODEL
     kernels = select(options.kernels, options.numerics, options.threads)
-    stage = Stage(spec, kernels, options.kv_type, options.prompt_tokens)
+    stage = Stage(spec, kernels, options.kv_type, options.prompt_tokens, options.work_bytes)
     record = {
         "kernels": kernels.name,
         "threads": options.threads,
@@ -89,9 +90,11 @@ class Stock:
 class Stage:
     """A few layers in memory, and the kernels that run them."""
 
-    def __init__(self, spec: ModelSpec, kernels: Kernels, kv_type: str, n_tokens: int) -> None:
+    def __init__(
+        self, spec: ModelSpec, kernels: Kernels, kv_type: str, n_tokens: int, work_bytes: int
+    ) -> None:
         self._kinds = Counter(map(_kind, spec.layers, spec.slabs.layers))
-        chosen = _sample(spec)
+        chosen = _sample(spec, work_bytes)
         slabs = tuple(spec.slabs.layers[index] for index in chosen)
         layers = tuple(spec.layers[index] for index in chosen)
         self._spec = dataclasses.replace(
@@ -178,8 +181,8 @@ def _kind(tensors: LayerTensors, slabs: LayerSlabs) -> tuple[int, ...]:
     return (*dense, slabs.gate.type, slabs.up.type, slabs.down.type)
 
 
-def _sample(spec: ModelSpec) -> list[int]:
-    """Layers to measure: of each kind in turn, as many as fit into `WORK_BYTES`."""
+def _sample(spec: ModelSpec, work_bytes: int) -> list[int]:
+    """Layers to measure: of each kind in turn, as many as fit into the memory, one at least."""
     of_kind: dict[tuple[int, ...], list[int]] = {}
     for index, pair in enumerate(zip(spec.layers, spec.slabs.layers, strict=True)):
         of_kind.setdefault(_kind(*pair), []).append(index)
@@ -193,7 +196,7 @@ def _sample(spec: ModelSpec) -> list[int]:
         dense = spec.layers[index]
         size = sum(t.n_bytes for t in (dense.q, dense.k, dense.v, dense.attn_output))
         size += spec.n_active * spec.slabs.layers[index].slab_bytes
-        if len(chosen) >= len(of_kind) and n_bytes + size > WORK_BYTES:
+        if len(chosen) >= len(of_kind) and n_bytes + size > work_bytes:
             break
         chosen.append(index)
         n_bytes += size

@@ -21,6 +21,7 @@ from coordinator.commands import (
     EvalCommand,
     HelpCommand,
     MapCommand,
+    PlanCommand,
     SynthCommand,
 )
 from coordinator.completion import completion_script
@@ -31,6 +32,7 @@ from coordinator.flag_values import ConfigError
 from coordinator.generate import generate
 from coordinator.launch import ONE_THREAD
 from coordinator.model_map import show_map
+from coordinator.plan import run_plan
 from coordinator.replay_report import show_replay
 from coordinator.runner import Running, running
 from coordinator.slot_classes import PoolTooSmallError
@@ -98,6 +100,8 @@ def dispatch(command: Command, typed: Sequence[str]) -> int:
             _become_single_process(typed)
         case Config() | EvalCommand():
             return run_engine(command, running)
+        case PlanCommand():
+            return run_plan(command)
         case MapCommand():
             show_map(command, sys.stdout)
             return 0

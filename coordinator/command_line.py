@@ -6,6 +6,7 @@ is refused here, before anything else happens. Every refusal is a `ConfigError` 
 """
 
 import argparse
+import dataclasses
 import difflib
 import importlib.metadata
 import re
@@ -21,6 +22,8 @@ from coordinator.commands import (
     EvalCommand,
     HelpCommand,
     MapCommand,
+    PlanArguments,
+    PlanCommand,
     SynthCommand,
     command_flags,
 )
@@ -82,6 +85,8 @@ def parse(arguments: Sequence[str], cores: Sequence[int] | None = None) -> Comma
         return EvalCommand(combined(config, given, cores), out)
     if name == "calibrate":
         return _calibrate(values, cores)
+    if name == "plan":
+        return _plan(values, cores)
     command: Command = COMMANDS[name][1](**values)
     return command
 
@@ -94,6 +99,14 @@ def _calibrate(values: dict[str, Any], cores: Sequence[int]) -> Config:
         )
     config = Config(**{"usage": values.pop("out"), **values})
     return combined(config, frozenset(values) | {"usage"}, cores)
+
+
+def _plan(values: dict[str, Any], cores: Sequence[int]) -> PlanCommand:
+    """What the engine would be told, and what to measure."""
+    names = {field.name for field in dataclasses.fields(PlanArguments)} - {"model"}
+    own = PlanArguments(**{name: values.pop(name) for name in names & set(values)})
+    config = combined(Config(**values), frozenset(values), cores)
+    return PlanCommand(config, own.n_prompt, own.n_answer, own.probe_seconds, own.json)
 
 
 def prompt_text(config: Config, standard_input: BinaryIO) -> str | None:

@@ -20,7 +20,7 @@ from coordinator.config import (
     Config,
     shipped_model,
 )
-from coordinator.flag_values import PATH, TOKEN_IDS, choice, integer
+from coordinator.flag_values import PATH, TOKEN_IDS, choice, integer, real
 from coordinator.flags import Flag, flag, flags_of, required
 from coordinator.trace_commands import ReplayCommand, TraceCommand
 
@@ -33,6 +33,7 @@ ENGINE_GROUPS = (PROCESSES, READING, MEMORY, COMPUTE)
 # command -> groups of the main job's flags that it has too
 BORROWED_GROUPS: Mapping[str, tuple[str, ...]] = {
     "eval": ENGINE_GROUPS,
+    "plan": ENGINE_GROUPS,
     "calibrate": (INPUT, SAMPLING, *ENGINE_GROUPS),
 }
 COUNTS_OF_OTHERS = ("policy", "usage", "hot_set", "imatrix")  # calibration makes its own
@@ -46,6 +47,37 @@ class MapCommand:
         shipped_model(), "MODEL", PATH, ARGUMENTS, "GGUF file", default_text="the shipped model"
     )
     json: bool = flag(False, "--json", None, ARGUMENTS, "print one JSON object instead of bars")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanArguments:
+    """What `moe-coord plan` has beside the flags of the engine."""
+
+    model: Path = flag(
+        shipped_model(), "MODEL", PATH, ARGUMENTS, "GGUF file", default_text="the shipped model"
+    )
+    n_prompt: int = flag(
+        128, "--prompt-tokens", integer(1, 2**24), ARGUMENTS, "length of the prompt to plan for"
+    )
+    n_answer: int = flag(
+        128, "-n --max-tokens", integer(1, 2**24), ARGUMENTS, "length of its answer"
+    )
+    probe_seconds: float = flag(
+        2.0, "--probe-seconds", real(0.1, 3600), ARGUMENTS,
+        "how long to measure the disk, and again the arithmetic",
+    )  # fmt: skip
+    json: bool = flag(False, "--json", None, ARGUMENTS, "print one JSON object instead of lines")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCommand:
+    """`moe-coord plan`: what a run would do with memory and disk, and how fast."""
+
+    config: Config
+    n_prompt: int
+    n_answer: int
+    probe_seconds: float
+    json: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +144,7 @@ class CompletionCommand:
 Command = (
     Config
     | MapCommand
+    | PlanCommand
     | EvalCommand
     | SynthCommand
     | BenchCommand
@@ -126,6 +159,7 @@ Command = (
 # name -> (what it does, fields and flags)
 COMMANDS: Mapping[str, tuple[str, type]] = {
     "map": ("sizes of a model's parts: dense, experts, what one token touches", MapCommand),
+    "plan": ("memory, disk and speed that a run would have; loads nothing", PlanArguments),
     "eval": ("logits and chosen experts of given tokens, as an .npz file", EvalArguments),
     "calibrate": ("count which experts a text uses, for --hot-set", CalibrateArguments),
     "synth": ("write a model of a real one's shapes with random weights", SynthCommand),
