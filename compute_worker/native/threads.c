@@ -125,7 +125,9 @@ static int start_worker(thread_pool *pool)
     if (pthread_attr_init(&attributes))
         return -1;
     pthread_attr_setstacksize(&attributes, STACK_BYTES);
-    sigfillset(&all); /* signals belong to the thread that runs Python */
+    sigfillset(&all); /* signals belong to the thread that runs Python, … */
+    sigdelset(&all, SIGBUS); /* … but a blocked fault would end the process without its handler */
+    sigdelset(&all, SIGSEGV);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int failed = pthread_create(&pool->workers[pool->n_workers], &attributes, worker, pool);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
