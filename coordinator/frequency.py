@@ -8,7 +8,6 @@ distance to the layer in the token cycle, count ÷ age, and two half-lives at on
 import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from coordinator.policies import IsLocked, Key, PolicyGeometry
 
@@ -20,12 +19,7 @@ HALF_LIFE_TOKENS = 32
 SEED_TOKENS = 4
 
 
-@dataclass(slots=True)
-class _Ranked:
-    """Resident keys of a layer in a heap with stale entries: (score, clock of the use, key)."""
-
-    heap: list[tuple[float, int, Key]] = field(default_factory=list)
-    entry: dict[Key, tuple[float, int]] = field(default_factory=dict)
+Entry = tuple[float, int]  # score, clock of the last use: ties go to the older use
 
 
 class Lfu:
@@ -44,61 +38,77 @@ class Lfu:
         self.hot: frozenset[Key] = frozenset()
         self._half_life_needs = HALF_LIFE_TOKENS * max(1, len(geometry.class_of_layer))
         self._score = dict(_seed_scores(seed or {}, n_active))
-        self._ranked = {layer: _Ranked() for layer in geometry.class_of_layer}
+        self._class_of_layer = geometry.class_of_layer
+        self._layers = geometry.layers_of_classes()
+        self._resident: dict[int, dict[Key, Entry]] = {x: {} for x in geometry.class_of_layer}
+        # of each class, lowest first; with stale entries, which `_resident` tells from good ones
+        self._heaps: list[list[tuple[float, int, Key]]] = [[] for _ in self._layers]
+        self._n_resident = [0] * len(self._layers)
 
     def touch(self, key: Key, now: int, n_tokens: int) -> None:
         """See `Policy`."""
         weight = now / self._half_life_needs + math.log2(n_tokens) / 2
         self._score[key] = _log2_add(self._score.get(key, -math.inf), weight)
-        ranked = self._ranked[key[0]]
-        if key in ranked.entry:
-            self._rank(ranked, key, now)
+        if key in self._resident[key[0]]:
+            self.admit(key, now)
 
     def admit(self, key: Key, now: int) -> None:
         """See `Policy`."""
-        self._rank(self._ranked[key[0]], key, now)
+        slot_class = self._class_of_layer[key[0]]
+        entry = (self._score.get(key, -math.inf), now)
+        self._n_resident[slot_class] += key not in self._resident[key[0]]
+        self._resident[key[0]][key] = entry
+        heapq.heappush(self._heaps[slot_class], (*entry, key))
+        self._sweep(slot_class)
 
     def forget(self, key: Key) -> None:
         """See `Policy`."""
-        self._ranked[key[0]].entry.pop(key, None)
+        if self._resident[key[0]].pop(key, None) is not None:
+            self._n_resident[self._class_of_layer[key[0]]] -= 1
 
     def victim(self, layer: int, among: Sequence[int], is_locked: IsLocked) -> Key | None:
         """See `Policy`."""
-        best: tuple[float, int, Key] | None = None
-        for other in among:
-            first = _first(self._ranked[other], is_locked)
-            if first is not None and (best is None or first < best):
-                best = first
-        return best[2] if best is not None else None
+        slot_class = self._class_of_layer[layer]
+        if len(among) == len(self._layers[slot_class]):
+            return self._first(self._heaps[slot_class], is_locked)
+        # a prompt at its layer's share, or a pool that shrinks: seldom, and few to look at
+        free = (
+            (*entry, key)
+            for other in among
+            for key, entry in self._resident[other].items()
+            if not is_locked(key)
+        )
+        return min(free, default=(0.0, 0, None))[2]
 
     def resize(self, slots_of_class: tuple[int, ...], now: int) -> None:
         """See `Policy`. Order does not depend on size."""
 
-    def _rank(self, ranked: _Ranked, key: Key, now: int) -> None:
-        # ties go to the older use, then to the smaller key, so that the order is total
-        entry = (self._score.get(key, -math.inf), now)
-        ranked.entry[key] = entry
-        heapq.heappush(ranked.heap, (*entry, key))
-        if len(ranked.heap) > 8 * len(ranked.entry) + 64:
-            ranked.heap = [(*found, resident) for resident, found in ranked.entry.items()]
-            heapq.heapify(ranked.heap)
+    def _first(self, heap: list[tuple[float, int, Key]], is_locked: IsLocked) -> Key | None:
+        """The lowest that is not locked; it stays in the heap."""
+        locked: list[tuple[float, int, Key]] = []
+        found = None
+        while heap and found is None:
+            score, at, key = heap[0]
+            if self._resident[key[0]].get(key) != (score, at):
+                heapq.heappop(heap)  # stale: used or forgotten since
+            elif is_locked(key):
+                locked.append(heapq.heappop(heap))
+            else:
+                found = key
+        for entry in locked:
+            heapq.heappush(heap, entry)
+        return found
 
-
-def _first(ranked: _Ranked, is_locked: IsLocked) -> tuple[float, int, Key] | None:
-    """The lowest entry of a layer that is not locked; it stays in the heap."""
-    locked: list[tuple[float, int, Key]] = []
-    found = None
-    while ranked.heap and found is None:
-        score, at, key = lowest = ranked.heap[0]
-        if ranked.entry.get(key) != (score, at):
-            heapq.heappop(ranked.heap)  # stale: used or forgotten since
-        elif is_locked(key):
-            locked.append(heapq.heappop(ranked.heap))
-        else:
-            found = lowest
-    for entry in locked:
-        heapq.heappush(ranked.heap, entry)
-    return found
+    def _sweep(self, slot_class: int) -> None:
+        """Throw stale entries away before they outnumber the others by far."""
+        heap = self._heaps[slot_class]
+        if len(heap) > 8 * self._n_resident[slot_class] + 64:
+            heap[:] = [
+                (*entry, key)
+                for layer in self._layers[slot_class]
+                for key, entry in self._resident[layer].items()
+            ]
+            heapq.heapify(heap)
 
 
 def _seed_scores(seed: Mapping[Key, float], n_active: int) -> Iterable[tuple[Key, float]]:

@@ -2,17 +2,17 @@
 go by recency. `frequency` has those that count, `hot_set` those that never let go of some.
 
 A policy sees keys `(layer, expert)`, the slot class of each layer, and a clock that counts `Need`s.
-It knows nothing of slots, bytes or disks. Each keeps the resident keys of a layer in order; the
-victim is the worst among the firsts of the layers that may give one up. Locked keys (in use, or on
-their way from the disk) are few and recent, so the walk past them is short: a call costs O(log n),
-a victim O(layers of the class).
+It knows nothing of slots, bytes or disks. Each keeps the resident keys of a class in order, and
+those of a layer, from which alone a prompt may take; the victim is the first that is not locked.
+Locked keys (in use, or on their way from the disk) are few and recent, so the walk past them is
+short: every call is O(1) or O(log n).
 
 Rules that a change must keep: no randomness, no wall clock (a replay of a trace must decide the
 same), and a victim is always resident, of a layer that was offered, and not locked.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -64,10 +64,15 @@ class Policy(Protocol):
 
 
 class Recency:
-    """Keys of each layer in the order of their last use, with the clock of that use."""
+    """Keys in the order of their last use, of each class and of each layer."""
 
-    def __init__(self, layers: Iterable[int]) -> None:
-        self._of_layer: dict[int, OrderedDict[Key, int]] = {x: OrderedDict() for x in layers}
+    def __init__(self, geometry: PolicyGeometry) -> None:
+        self._class_of_layer = geometry.class_of_layer
+        self._n_layers = [len(layers) for layers in geometry.layers_of_classes()]
+        self._of_class: list[OrderedDict[Key, None]] = [OrderedDict() for _ in self._n_layers]
+        self._of_layer: dict[int, OrderedDict[Key, None]] = {
+            layer: OrderedDict() for layer in geometry.class_of_layer
+        }
 
     def __contains__(self, key: Key) -> bool:
         return key in self._of_layer[key[0]]
@@ -76,26 +81,32 @@ class Recency:
         """Keys of a layer."""
         return len(self._of_layer[layer])
 
-    def put(self, key: Key, now: int) -> None:
-        """The key, new or known, is the latest of its layer."""
-        order = self._of_layer[key[0]]
-        order[key] = now
-        order.move_to_end(key)
+    def put(self, key: Key) -> None:
+        """The key, new or known, is the latest."""
+        for order in self._orders(key[0]):
+            order[key] = None
+            order.move_to_end(key)
 
     def drop(self, key: Key) -> None:
         """The key goes, if it is there."""
-        self._of_layer[key[0]].pop(key, None)
+        for order in self._orders(key[0]):
+            order.pop(key, None)
 
-    def oldest(self, among: Iterable[int], is_locked: IsLocked) -> Key | None:
-        """The key that was used longest ago in some layers, locked ones aside."""
-        best: tuple[int, Key] | None = None
-        for layer in among:
-            for key, now in self._of_layer[layer].items():
-                if not is_locked(key):
-                    if best is None or (now, key) < best:
-                        best = (now, key)
-                    break
-        return best[1] if best is not None else None
+    def oldest(self, among: Sequence[int], is_locked: IsLocked) -> Key | None:
+        """The key that was used longest ago in some layers of a class, locked ones aside."""
+        if not among:
+            return None
+        of_class, order = self._orders(among[0])
+        if len(among) > 1:
+            order = of_class
+        is_whole = len(among) in (1, self._n_layers[self._class_of_layer[among[0]]])
+        for key in order:
+            if not is_locked(key) and (is_whole or key[0] in among):
+                return key
+        return None
+
+    def _orders(self, layer: int) -> tuple[OrderedDict[Key, None], OrderedDict[Key, None]]:
+        return self._of_class[self._class_of_layer[layer]], self._of_layer[layer]
 
 
 class Lru:
@@ -103,16 +114,16 @@ class Lru:
 
     def __init__(self, geometry: PolicyGeometry) -> None:
         self.hot: frozenset[Key] = frozenset()
-        self._order = Recency(geometry.class_of_layer)
+        self._order = Recency(geometry)
 
     def touch(self, key: Key, now: int, n_tokens: int) -> None:
         """See `Policy`."""
         if key in self._order:
-            self._order.put(key, now)
+            self._order.put(key)
 
     def admit(self, key: Key, now: int) -> None:
         """See `Policy`."""
-        self._order.put(key, now)
+        self._order.put(key)
 
     def forget(self, key: Key) -> None:
         """See `Policy`."""
@@ -138,16 +149,16 @@ class LayerLru:
         self._geometry = geometry
         self._slots_of_class = geometry.slots_of_class
         self._n_layers = [len(layers) for layers in geometry.layers_of_classes()]
-        self._order = Recency(geometry.class_of_layer)
+        self._order = Recency(geometry)
 
     def touch(self, key: Key, now: int, n_tokens: int) -> None:
         """See `Policy`."""
         if key in self._order:
-            self._order.put(key, now)
+            self._order.put(key)
 
     def admit(self, key: Key, now: int) -> None:
         """See `Policy`."""
-        self._order.put(key, now)
+        self._order.put(key)
 
     def forget(self, key: Key) -> None:
         """See `Policy`."""
@@ -182,23 +193,23 @@ class Slru:
         self.hot: frozenset[Key] = frozenset()
         self._geometry = geometry
         self._slots_of_class = geometry.slots_of_class
-        self._probation = Recency(geometry.class_of_layer)
-        self._protected = Recency(geometry.class_of_layer)
+        self._probation = Recency(geometry)
+        self._protected = Recency(geometry)
         self._layers = geometry.layers_of_classes()
         self._n_protected = [0] * len(self._layers)
 
     def touch(self, key: Key, now: int, n_tokens: int) -> None:
         """See `Policy`."""
         if key in self._protected:
-            self._protected.put(key, now)
+            self._protected.put(key)
         elif key in self._probation:
             self._probation.drop(key)
-            self._protected.put(key, now)
-            self._fall_back(self._geometry.class_of_layer[key[0]], now)
+            self._protected.put(key)
+            self._fall_back(self._geometry.class_of_layer[key[0]])
 
     def admit(self, key: Key, now: int) -> None:
         """See `Policy`."""
-        self._probation.put(key, now)
+        self._probation.put(key)
 
     def forget(self, key: Key) -> None:
         """See `Policy`."""
@@ -216,7 +227,7 @@ class Slru:
         """See `Policy`. What is protected falls back with the next use."""
         self._slots_of_class = slots_of_class
 
-    def _fall_back(self, slot_class: int, now: int) -> None:
+    def _fall_back(self, slot_class: int) -> None:
         """One more key of the class is protected: make room for it."""
         self._n_protected[slot_class] += 1
         limit = max(1.0, SLRU_PROTECTED_SHARE * self._slots_of_class[slot_class])
@@ -224,5 +235,5 @@ class Slru:
             oldest = self._protected.oldest(self._layers[slot_class], lambda key: False)
             assert oldest is not None
             self._protected.drop(oldest)
-            self._probation.put(oldest, now)
+            self._probation.put(oldest)
             self._n_protected[slot_class] -= 1

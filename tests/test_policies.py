@@ -243,7 +243,7 @@ def test_lfu_stays_small_and_finite_in_a_long_run() -> None:
     for now in range(1, 2_000_000, 400):
         policy.touch((0, now % 3), now, 1)
         assert anyone(policy, 0) is not None
-    assert len(policy._ranked[0].heap) < 200
+    assert len(policy._heaps[0]) < 200
 
 
 def test_slru_protects_what_was_used_twice() -> None:
