@@ -4,6 +4,7 @@ Accounted memory is what a budget must hold: anonymous memory and page tables of
 the allocated bytes of the pool once. Page cache is the system's, not ours.
 """
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -39,3 +40,16 @@ def io_progress(pid: int) -> tuple[int, ...]:
         return ()
     fields = dict(line.split(":", 1) for line in lines)
     return tuple(int(fields[name]) >> 16 for name in ("rchar", "read_bytes"))
+
+
+def cpu_seconds(pid: int) -> int:
+    """Whole seconds of processor time that all threads of a process used; 0 when it is gone.
+
+    Fields 14 and 15 of proc(5) stat, counted behind the name.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    user, system = stat[stat.rindex(b")") + 2 :].split()[11:13]
+    return (int(user) + int(system)) // os.sysconf("SC_CLK_TCK")

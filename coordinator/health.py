@@ -7,7 +7,7 @@ is the reason of a death. Acts on nothing.
 import signal
 from collections.abc import Iterable, Sequence
 
-from coordinator.accounting import io_progress
+from coordinator.accounting import cpu_seconds, io_progress
 from coordinator.launch import Child
 from coordinator.state import Core
 from coordinator.watch import Watch
@@ -58,18 +58,31 @@ class Health:
         name, watch = child.name, self.watch
         if not child.is_ready:
             return "start takes too long" if watch.start_hangs(name, now_ns) else None
-        step = self._core.requests.running_step
-        residency = self._core.residency
         if name == self._compute:
-            if step is None:
-                watch.rest(name, now_ns)
-                return None
-            watch.observe(name, (residency.n_needs, residency.counters.reads, step.step), now_ns)
-            return "no progress" if watch.compute_hangs(name, now_ns) else None
+            return self._problem_of_compute(child, now_ns)
+        residency = self._core.residency
         if residency.n_reading(name) == 0:
             watch.rest(name, now_ns)
             return None
         watch.observe(name, (child.n_done, *io_progress(child.process.pid)), now_ns)
         if watch.io_hangs(name, now_ns):
             return "no read finished, no kernel I/O progress"
+        return None
+
+    def _problem_of_compute(self, child: Child, now_ns: int) -> str | None:
+        """Between two messages only the kernel's counters tell that it works."""
+        name, layers, watch = child.name, f"{child.name}: layers", self.watch
+        step, residency = self._core.requests.running_step, self._core.residency
+        if step is None:
+            watch.rest(name, now_ns)
+            watch.forget(layers)
+            return None
+        pid = child.process.pid
+        work = (residency.n_needs, residency.counters.reads, step.step)
+        watch.observe(layers, work, now_ns)
+        watch.observe(name, (*work, cpu_seconds(pid), *io_progress(pid)), now_ns)
+        if watch.compute_hangs(name, now_ns):
+            return "no progress"
+        if watch.compute_loops(layers, now_ns):
+            return "a layer takes too long"
         return None

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 IO_HANG_NS = 3_000_000_000  # no read finished and no kernel I/O progress for so long
 COMPUTE_HANG_NS = 30_000_000_000  # and at least 20 times its slowest step part so far
 COMPUTE_HANG_FACTOR = 20
+# Without a compiler one layer of a long prompt takes a minute and more: as long as compute uses the
+# processor it is given so much time before it counts as an endless loop.
+COMPUTE_BUSY_NS = 600_000_000_000
 START_HANG_NS = 120_000_000_000  # dense weights of a large model from a slow disk: by progress too
 
 
@@ -60,6 +63,13 @@ class Watch:
         """Whether a running step has not moved for too long."""
         limit = max(COMPUTE_HANG_NS, COMPUTE_HANG_FACTOR * self._slowest_ns.get(name, 0))
         return self._idle_ns(name, now_ns) > limit
+
+    def compute_loops(self, name: str, now_ns: int) -> bool:
+        """Whether a step that keeps the processor busy has come to no end of a layer for too long.
+
+        `name` is that of an observation of layers alone.
+        """
+        return self._idle_ns(name, now_ns) > COMPUTE_BUSY_NS
 
     def start_hangs(self, name: str, now_ns: int) -> bool:
         """Whether a process that is not ready yet has shown nothing for too long."""

@@ -1,9 +1,14 @@
 """Who hangs: scripts of observations on a clock that the test turns."""
 
+import os
+import time
+
 import pytest
 
+from coordinator.accounting import cpu_seconds
 from coordinator.restarts import MAX_DEATHS, WINDOW_NS, Restarts
 from coordinator.watch import (
+    COMPUTE_BUSY_NS,
     COMPUTE_HANG_FACTOR,
     COMPUTE_HANG_NS,
     IO_HANG_NS,
@@ -64,6 +69,27 @@ def test_a_slow_start_does_not_lengthen_the_limit() -> None:
     watch.begin("compute", 70 * SECOND)  # ready
     assert watch.compute_hangs("compute", 70 * SECOND + COMPUTE_HANG_NS + 1)
     assert not watch.compute_hangs("compute", 70 * SECOND + COMPUTE_HANG_NS)
+
+
+def test_a_busy_compute_has_longer_and_not_for_ever() -> None:
+    """Its processor time moves, its layers do not."""
+    watch = Watch()
+    watch.begin("compute", 0)
+    watch.observe("compute: layers", (3,), 0)
+    for second in range(0, COMPUTE_BUSY_NS // SECOND + 1, 20):
+        watch.observe("compute", (3, second), second * SECOND)
+        assert not watch.compute_hangs("compute", (second + 20) * SECOND)
+    assert not watch.compute_loops("compute: layers", COMPUTE_BUSY_NS)
+    assert watch.compute_loops("compute: layers", COMPUTE_BUSY_NS + 1)
+
+
+def test_processor_time_of_a_process() -> None:
+    before = cpu_seconds(os.getpid())
+    stop = time.process_time() + 1.2
+    while time.process_time() < stop:
+        pass
+    assert cpu_seconds(os.getpid()) >= before + 1
+    assert cpu_seconds(2**22 + 1) == 0
 
 
 @pytest.mark.parametrize("gap_ns", [0, SECOND, WINDOW_NS // MAX_DEATHS - 1])
