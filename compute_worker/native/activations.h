@@ -6,65 +6,75 @@
 #define TINY 1e-30f
 #define LARGEST_24 8355000.0f /* all digits 127 are 8355711; the product may round up */
 
+/* Largest magnitude of a group; NaN or infinity where there is one. Magnitudes compare as integers:
+ * those of infinity and NaN are the largest. */
 INLINE float largest_magnitude(const float *x)
 {
-    vf largest = {0};
+    vi largest = {0};
     UNROLL for (int i = 0; i < GROUP; i += LANES)
-        largest = maximum(largest, (vf)((vu)load_floats(x + i) & 0x7fffffffu));
-    return largest_lane(largest);
+        largest = maximum_int(largest, (vi)((vu)load_floats(x + i) & 0x7fffffffu));
+    int32_t bits = largest_int(largest);
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
 }
 
-/* 0 where all values are finite, NaN otherwise. */
-INLINE float finite_check(const float *x)
+/* One lane of a record. */
+INLINE void fill_record(uint8_t *record, int planes, int width, int lane, const float *x)
 {
-    vf zeros = {0};
-    for (int i = 0; i < GROUP; i += LANES)
-        zeros += load_floats(x + i) * all_floats(0.0f);
-    return sum_lanes(zeros);
-}
-
-/* One group: integers and their signed base-256 digits; digits of plane p lie p * plane_bytes on. */
-INLINE void prepare_group(int planes, const float *x, int8_t *bytes, size_t plane_bytes, float *scale,
-                          group_sums *sums)
-{
-    float most = planes == 1 ? 127.0f : LARGEST_24;
-    float largest = largest_magnitude(x);
-    vf inverse = all_floats(largest > TINY ? most / largest : 0.0f);
+    int8_t digits[MAX_PLANES * GROUP] __attribute__((aligned(64)));
+    float most = planes == 1 ? 127.0f : LARGEST_24, largest = largest_magnitude(x);
+    float sums[N_SUMS] = {0.0f, 0.0f, 0.0f}, scale = largest / most;
+    float inverse = largest > TINY ? most / largest : 0.0f;
+    vi sum[2][MAX_PLANES] = {{{0}}};
+    if (!(largest < __builtin_inff()))
+        scale = __builtin_nanf("");
     UNROLL for (int i = 0; i < GROUP; i += LANES) {
-        vi rest = round_to_int(load_floats(x + i) * inverse);
+        vi rest = round_to_int(load_floats(x + i) * all_floats(inverse));
         UNROLL for (int p = 0; p < planes; p++) {
             vi digit = (rest << 24) >> 24;
-            store_bytes(bytes + (size_t)p * plane_bytes + i, digit);
+            store_bytes(digits + GROUP * p + i, digit);
+            sum[i / 16][p] += digit;
             rest = (rest - digit) >> 8;
         }
     }
-    sums->halves[0] = sums->halves[1] = 0.0f;
-    UNROLL for (int p = planes - 1; p >= 0; p--)
-        UNROLL for (int half = 0; half < 2; half++) {
-            const int8_t *digits = bytes + (size_t)p * plane_bytes + 16 * half;
-            int32_t sum = 0;
-            for (int i = 0; i < 16; i++)
-                sum += digits[i];
-            sums->planes[p][half] = sum;
-            sums->halves[half] = sums->halves[half] * 256.0f + (float)sum;
-        }
-    sums->whole = sums->halves[0] + sums->halves[1];
-    *scale = largest / most + finite_check(x);
+    UNROLL for (int p = planes - 1; p >= 0; p--) {
+        sums[FIRST_16] = sums[FIRST_16] * 256.0f + (float)sum_ints(sum[0][p]);
+        sums[LAST_16] = sums[LAST_16] * 256.0f + (float)sum_ints(sum[1][p]);
+        UNROLL for (int j = 0; j < GROUP / 4; j++)
+            memcpy(record + word_at(width, p, j, lane), digits + GROUP * p + 4 * j, 4);
+    }
+    sums[ALL_32] = sums[FIRST_16] + sums[LAST_16];
+    memcpy(record + scale_at(planes, width, lane), &scale, 4);
+    UNROLL for (int kind = 0; kind < N_SUMS; kind++)
+        memcpy(record + sum_at(planes, width, kind, lane), sums + kind, 4);
 }
 
-static void prepare(activations *input, int token, int begin, int end)
+INLINE void fill_records(activations *input, int planes, int width, int i, int g, int n, const float *x)
 {
-    size_t n_groups = (size_t)input->n_groups, planes = (size_t)input->planes;
-    for (size_t g = (size_t)begin; g < (size_t)end; g++) {
-        size_t at = (size_t)token * n_groups + g;
-        const float *x = input->values + GROUP * at;
-        int8_t *bytes = input->bytes + GROUP * ((size_t)token * n_groups * planes + g);
-        if (planes == 1)
-            prepare_group(1, x, bytes, GROUP * n_groups, input->scales + at, input->sums + at);
-        else
-            prepare_group(MAX_PLANES, x, bytes, GROUP * n_groups, input->scales + at,
-                          input->sums + at);
+    size_t group = (size_t)(i / width) * (size_t)input->n_groups + (size_t)g;
+    uint8_t *record = input->records + group * record_bytes(planes, width) + 4 * (i % width);
+    for (int j = 0; j < n; j++)
+        fill_record(record + (size_t)j * record_bytes(planes, width), planes, width, 0, x + GROUP * j);
+}
+
+static void prepare(activations *input, int i, int g, int n, const float *x)
+{
+    int width = input->width;
+    size_t group = (size_t)(i / width) * (size_t)input->n_groups + (size_t)g;
+    if (input->values) {
+        float *values = input->values + GROUP * group * (size_t)width + i % width;
+        for (int k = 0; k < GROUP * n; k++)
+            values[k * width] = x[k];
     }
+    if (input->planes == 1 && width == 1)
+        fill_records(input, 1, 1, i, g, n, x);
+    else if (input->planes == 1)
+        fill_records(input, 1, SIDE_BY_SIDE, i, g, n, x);
+    else if (input->planes && width == 1)
+        fill_records(input, MAX_PLANES, 1, i, g, n, x);
+    else if (input->planes)
+        fill_records(input, MAX_PLANES, SIDE_BY_SIDE, i, g, n, x);
 }
 
 /* exp, relative error below 1e-7 for |x| <= 87; smaller arguments give exp(-87), larger exp(88).

@@ -20,9 +20,10 @@ typedef struct {
     const moe_kv *kv;
     int layer, n_heads, max_blocks, n_tokens;
     const int32_t *tables, *sequence_of_token, *positions;
-    int32_t *spans; /* (n_spans + 1) first token of each span: same sequence, at most span_tokens */
-    int n_spans;
-    activations queries; /* (T * H) rows of head_width */
+    int32_t *spans; /* first token of each span, and the number of tokens */
+    activation_shape shape; /* of the queries of a part */
+    char *prepared;         /* (parts) of that shape */
+    const float *q;
     float *out;
 } attention_job;
 
@@ -31,6 +32,7 @@ typedef struct {
     float largest[QUERIES_AT_ONCE], total[QUERIES_AT_ONCE];
     int32_t rows[QUERIES_AT_ONCE]; /* of q and out */
     int positions[QUERIES_AT_ONCE], counts[QUERIES_AT_ONCE];
+    activations input; /* the queries, prepared */
 } query_block;
 
 static size_t kv_row_bytes(const moe_kv *kv)
@@ -57,7 +59,7 @@ static void attend_tile(const attention_job *job, query_block *q, int n, int til
     row_job rows = {
         .weights = kv_tile(kv, block, job->layer, 0, head), .n_columns = kv->head_width,
         .next = kv_tile(kv, block, job->layer, 1, head), .row_bytes = kv_row_bytes(kv),
-        .input = &job->queries, .tokens = q->rows, .n_tokens = n, .out = q->scores,
+        .input = &q->input, .n_tokens = n, .out = q->scores,
         .out_stride = KV_TILE,
     };
     set->types[kv->type].multiply[EXACT](&rows, &job->engine->grids, 0, KV_TILE);
@@ -84,6 +86,8 @@ static void attend_queries(const attention_job *job, query_block *q, int n, int 
     const int32_t *table = job->tables + (size_t)sequence * (size_t)job->max_blocks;
     int width = job->kv->head_width, last = 0;
     for (int i = 0; i < n; i++) {
+        prepare_token(job->engine->set, &q->input, i, job->q + (size_t)q->rows[i] * (size_t)width,
+                      width);
         q->largest[i] = -INFINITY;
         q->total[i] = 0.0f;
         memset(job->out + (size_t)q->rows[i] * (size_t)width, 0, 4 * (size_t)width);
@@ -105,6 +109,8 @@ static void attention_part(void *context, int part)
     int shared = job->n_heads / job->kv->n_kv_heads, n = 0;
     int sequence = job->sequence_of_token[job->spans[span]];
     query_block q;
+    void *prepared = job->prepared + (size_t)part * activation_bytes(job->shape);
+    carve_activations(&q.input, &prepared, job->shape);
     for (int token = job->spans[span]; token < job->spans[span + 1]; token++)
         for (int i = 0; i < shared; i++) {
             q.rows[n] = token * job->n_heads + head * shared + i;
@@ -118,39 +124,47 @@ static void attention_part(void *context, int part)
         attend_queries(job, &q, n, sequence, head);
 }
 
-/* Neighbouring tokens of one sequence, as many as fill one block of queries. */
-static int find_spans(int32_t *spans, const int32_t *sequence_of_token, int n_tokens, int shared)
+/* Neighbouring tokens of one sequence, as many as fill one block of queries, are a span. Returns their
+ * number, and writes where they begin if there is room for it already. */
+static int count_spans(const attention_job *job, int shared)
 {
-    int most = QUERIES_AT_ONCE / shared, n_spans = 0;
-    for (int token = 0; token < n_tokens; token++)
-        if (token == 0 || sequence_of_token[token] != sequence_of_token[token - 1] ||
-            token - spans[n_spans - 1] >= (most ? most : 1))
-            spans[n_spans++] = token;
-    spans[n_spans] = n_tokens;
-    return n_spans;
+    int most = shared < QUERIES_AT_ONCE ? QUERIES_AT_ONCE / shared : 1, n_spans = 0, begin = 0;
+    for (int token = 0; token <= job->n_tokens; token++)
+        if (token == 0 || token == job->n_tokens || token - begin == most ||
+            job->sequence_of_token[token] != job->sequence_of_token[token - 1]) {
+            begin = token;
+            if (job->spans)
+                job->spans[n_spans] = token;
+            n_spans++;
+        }
+    return n_spans - 1;
 }
 
 int moe_attention(moe_engine *engine, const float *q, const moe_kv *kv, int layer, int n_heads,
                   const int32_t *tables, int max_blocks, const int32_t *sequence_of_token,
                   const int32_t *positions, int n_tokens, float *out)
 {
-    int n_queries = n_tokens * n_heads;
+    const type_kernels *type = &engine->set->types[kv->type];
+    int shared = n_heads / kv->n_kv_heads, n_queries = n_tokens * shared;
+    n_queries = n_queries < QUERIES_AT_ONCE ? n_queries : QUERIES_AT_ONCE;
     attention_job job = {
         .engine = engine, .kv = kv, .layer = layer, .n_heads = n_heads, .max_blocks = max_blocks,
         .n_tokens = n_tokens, .tables = tables, .sequence_of_token = sequence_of_token,
-        .positions = positions, .out = out,
+        .positions = positions, .q = q, .out = out,
+        .shape = {.n_tokens = n_queries, .n_columns = kv->head_width,
+                  .planes = planes_for(type, EXACT), .has_values = type->is_float,
+                  .width = n_queries == 1 && engine->set->has_direct ? 1 : SIDE_BY_SIDE},
     };
-    int planes = planes_for(&engine->set->types[kv->type], EXACT);
     size_t span_bytes = ((size_t)n_tokens + 1) * sizeof(int32_t);
+    int n_parts = count_spans(&job, shared) * kv->n_kv_heads;
     void *scratch = engine_scratch(
-        engine, activation_bytes(n_queries, kv->head_width, planes) + span_bytes + 64);
+        engine, aligned(span_bytes) + (size_t)n_parts * activation_bytes(job.shape));
     if (!scratch)
         return -1;
-    carve_activations(&job.queries, &scratch, n_queries, kv->head_width, planes);
     job.spans = carve(&scratch, span_bytes);
-    take_activations(engine, &job.queries, q, n_queries, kv->head_width);
-    job.n_spans = find_spans(job.spans, sequence_of_token, n_tokens, n_heads / kv->n_kv_heads);
-    threads_run(engine->pool, attention_part, &job, job.n_spans * kv->n_kv_heads);
+    job.prepared = scratch;
+    count_spans(&job, shared);
+    threads_run(engine->pool, attention_part, &job, n_parts);
     return 0;
 }
 

@@ -86,9 +86,9 @@ static void store_row(int type, const float *values, int n, void *out)
             store_halves(bytes + 2 * i, load_floats(values + i));
     } else {
         for (int i = 0; i < n; i += GROUP, bytes += 34) {
-            float largest = largest_magnitude(values + i), scale = largest / 127.0f;
+            float scale = largest_magnitude(values + i) / 127.0f;
             vf inverse = all_floats(scale > 0.0f ? 1.0f / scale : 0.0f);
-            uint16_t half = half_from_float(scale + finite_check(values + i));
+            uint16_t half = half_from_float(scale);
             memcpy(bytes, &half, 2);
             for (int j = 0; j < GROUP; j += LANES)
                 store_bytes((int8_t *)bytes + 2 + j, round_to_int(load_floats(values + i + j) * inverse));

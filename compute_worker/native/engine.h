@@ -48,41 +48,64 @@ enum {
     TOKENS_AT_ONCE = 64, /* tokens per unpacked tile: their sums stay in the first-level cache */
     KV_TILE = 64,        /* positions per block of the KV cache */
     MAX_PLANES = 3,
+    SIDE_BY_SIDE = 4,    /* tokens in a bundle */
 };
 
-/* Sums of the activation integers of a group, which offsets (planes) and minima (floats) of the
- * weights are multiplied with. */
-typedef struct {
-    int32_t planes[MAX_PLANES][2]; /* of each plane: first and last 16 columns */
-    float halves[2], whole;        /* of the whole integers */
-} group_sums;
-
-/* T tokens ready to be multiplied, filled up with zeros to whole tiles.
+/* Tokens ready to be multiplied, filled up with zeros to whole tiles of columns.
  *
  * Quantised weights are multiplied with integers: value = scale * integer, one scale per group of 32.
  *   FAST   8 bits: scale = largest magnitude / 127
  *   EXACT  24 bits: scale = largest magnitude / 8355000, integer = 65536 a + 256 b + c with signed
  *          bytes a, b, c, a plane each. It rounds by 2^-24 of the group's largest value, as one
  *          float32 addition of that value would, and all that follows within a group is exact.
- * Float weights are multiplied with the values themselves (planes is 0). */
+ * Float weights are multiplied with the values themselves.
+ *
+ * `width` tokens W, 1 or SIDE_BY_SIDE, are a bundle and lie side by side, so that one pointer serves
+ * them all: token i is lane i % W of bundle i / W. A bundle has one record per group, P = planes:
+ *
+ *     int8   bytes (P, 8, W, 4)   plane c first; 8 words of 4 columns
+ *     float  scale (W)
+ *     float  sums  (N_SUMS, W)    of the integers: minima and offsets of weights are multiplied with them
+ */
 typedef struct {
-    int n_groups, planes;
-    float *values;    /* (T, 32 * n_groups); only read once it is prepared */
-    int8_t *bytes;    /* (T, planes, 32 * n_groups), c first */
-    float *scales;    /* (T, n_groups) */
-    group_sums *sums; /* (T, n_groups) */
+    int n_groups, planes, width; /* n_groups: of the arrays, some more than the columns have */
+    float *values;    /* (bundles, 32 n_groups, W), or NULL where no weights are floats */
+    uint8_t *records; /* (bundles, n_groups), or NULL where all are */
 } activations;
 
-/* Rows [begin, end) of a matrix times some tokens. For i of [0, n_tokens): token tokens[i] of the
- * input, or first_token + i where tokens is NULL, times row r is written to
- * out[o * out_stride + r - out_begin], o = out_rows[i], or i where out_rows is NULL. */
+enum { ALL_32 = 0, FIRST_16 = 1, LAST_16 = 2, N_SUMS = 3 };
+
+static inline size_t record_bytes(int planes, int width)
+{
+    return (size_t)(4 * width * (GROUP / 4 * planes + 1 + N_SUMS));
+}
+
+/* Places in a record: word j of plane p, scale, sums. */
+static inline size_t word_at(int width, int p, int j, int lane)
+{
+    return (size_t)(4 * (width * (GROUP / 4 * p + j) + lane));
+}
+
+static inline size_t scale_at(int planes, int width, int lane)
+{
+    return word_at(width, planes, 0, lane);
+}
+
+static inline size_t sum_at(int planes, int width, int kind, int lane)
+{
+    return word_at(width, planes, 1 + kind, lane);
+}
+
+/* Rows [begin, end) of a matrix times tokens [first_token, first_token + n_tokens) of the input. Token
+ * i of these times row r is written to out[o * out_stride + r - out_begin], o = out_rows[i], or i
+ * where out_rows is NULL. Where the input's width is 1, n_tokens is 1; else first_token begins a
+ * bundle. */
 typedef struct {
     const uint8_t *weights;
     const uint8_t *next; /* bytes that will be wanted after row `end`, or NULL: a hint */
     int n_columns;
     size_t row_bytes;
     const activations *input;
-    const int32_t *tokens;
     int first_token, n_tokens;
     float *out;
     const int32_t *out_rows;
@@ -100,9 +123,10 @@ typedef struct {
 /* One instruction set. */
 typedef struct {
     const char *name;
+    int has_direct; /* functions for a lone token (tile.h); else it is a bundle with one lane in use */
     type_kernels types[N_TYPES];
-    /* Fill bytes, scales and sums of groups [begin, end) of one token from its values. */
-    void (*prepare)(activations *input, int token, int begin, int end);
+    /* Fill groups [g, g + n) of token i from 32 n values. */
+    void (*prepare)(activations *input, int i, int g, int n, const float *x);
     /* out[i] = silu(gate[i]) * up[i], n a multiple of 16 */
     void (*silu_product)(const float *gate, const float *up, float *out, int n);
     /* The scores (64) of one query and one tile, times `scale`, become weights exp(score - largest);
@@ -139,6 +163,12 @@ struct moe_engine {
 /* At least n_bytes of scratch, valid until the next call; NULL where memory is short. */
 void *engine_scratch(moe_engine *engine, size_t n_bytes);
 
+/* Rounded up to whole cache lines, which is also the widest vector. */
+static inline size_t aligned(size_t n_bytes)
+{
+    return (n_bytes + 63) / 64 * 64;
+}
+
 /* The next n_bytes of a piece of scratch, aligned; moves the pointer on. */
 void *carve(void **scratch, size_t n_bytes);
 
@@ -147,12 +177,21 @@ size_t row_bytes_of(const type_kernels *type, int n_columns);
 /* Planes that a matrix of this type wants its activations in. */
 int planes_for(const type_kernels *type, int numerics);
 
-/* Room for the activations of some tokens, and its place in scratch. */
-size_t activation_bytes(int n_tokens, int n_columns, int planes);
-void carve_activations(activations *input, void **scratch, int n_tokens, int n_columns, int planes);
+/* What activations of n_tokens tokens must hold. */
+typedef struct {
+    int n_tokens, n_columns, planes, has_values, width;
+} activation_shape;
 
-/* Prepare x (T, n_columns); it is used in place where its rows are whole tiles, else copied. */
-void take_activations(moe_engine *engine, activations *input, const float *x, int n_tokens,
-                      int n_columns);
+size_t activation_bytes(activation_shape shape);
+void carve_activations(activations *input, void **scratch, activation_shape shape);
+
+/* Fill token i from n_columns values; what is beyond them becomes zero. */
+void prepare_token(const instruction_set *set, activations *input, int i, const float *x,
+                   int n_columns);
+void prepare_tokens(moe_engine *engine, activations *input, const float *x, int n_tokens,
+                    int n_columns);
+
+/* Bundle `bundle` of `to` (SIDE_BY_SIDE wide) from n tokens of `from` (of width 1). */
+void bundle_tokens(const activations *from, const int32_t *tokens, int n, activations *to, int bundle);
 
 #endif

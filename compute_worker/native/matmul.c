@@ -33,13 +33,16 @@ int moe_matmul(moe_engine *engine, int numerics, int type, const void *weights, 
                int n_columns, const float *x, int n_tokens, float *out)
 {
     const type_kernels *kernels = &engine->set->types[type];
+    activation_shape shape = {
+        .n_tokens = n_tokens, .n_columns = n_columns, .planes = planes_for(kernels, numerics),
+        .has_values = kernels->is_float, .width = n_tokens == 1 && engine->set->has_direct ? 1 : SIDE_BY_SIDE,
+    };
     activations input;
-    int planes = planes_for(kernels, numerics);
-    void *scratch = engine_scratch(engine, activation_bytes(n_tokens, n_columns, planes));
+    void *scratch = engine_scratch(engine, activation_bytes(shape));
     if (!scratch)
         return -1;
-    carve_activations(&input, &scratch, n_tokens, n_columns, planes);
-    take_activations(engine, &input, x, n_tokens, n_columns);
+    carve_activations(&input, &scratch, shape);
+    prepare_tokens(engine, &input, x, n_tokens, n_columns);
     matmul_job job = {
         .rows = {.weights = weights, .n_columns = n_columns,
                  .row_bytes = row_bytes_of(kernels, n_columns), .input = &input,

@@ -6,7 +6,7 @@
 #include "engine.h"
 #include "simd_avx2.h"
 
-#define TOKENS_PER_PASS 4 /* 16 registers */
+#define TOKENS_PER_PASS 2 /* × 2 groups of rows: 4 sums, 4 dots, 2 words in 16 registers */
 #define HAS_DIRECT 1
 #define THIS_SET avx2_set
 #define THIS_NAME "avx2"

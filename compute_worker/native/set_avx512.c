@@ -6,7 +6,7 @@
 #include "engine.h"
 #include "simd_avx512.h"
 
-#define TOKENS_PER_PASS 8 /* 8 sums, 8 dots and a word in 32 registers */
+#define TOKENS_PER_PASS 4 /* × 2 groups of rows: 8 sums, 8 dots, 2 words in 32 registers */
 #define HAS_DIRECT 1
 #define THIS_SET avx512_set
 #define THIS_NAME "avx512-vnni"

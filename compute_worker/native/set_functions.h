@@ -1,7 +1,6 @@
 /* The functions of one instruction set and their table, from the headers below. The including file
  * has chosen LANES with its simd_*.h, and defines TOKENS_PER_PASS (tokens whose sums fit in
- * registers), HAS_DIRECT (whether a single token has functions of its own: see tile.h), THIS_SET (the
- * table) and THIS_NAME. */
+ * registers), HAS_DIRECT (functions for a lone token), THIS_SET (the table) and THIS_NAME. */
 #include "tile.h"
 #include "unpack_float.h"
 #include "unpack_32.h"
@@ -19,8 +18,9 @@
         unpack_##name(t, how, rows, grids);                                                       \
     }
 /* All tiles of some rows times one token. */
+#if HAS_DIRECT
 #define DIRECT_FUNCTION(name, suffix, planes)                                                     \
-    static vf direct_##suffix##_##name(const row_group *g, int token)                             \
+    static vf direct_##suffix##_##name(const row_group *g)                                        \
     {                                                                                             \
         plan how = {layout_##name, planes, 1};                                                    \
         uint8_t edge[EDGE_BYTES];                                                                 \
@@ -28,16 +28,14 @@
         t.sum = (vf){0};                                                                          \
         for (int c = 0; c < tiles_of(g); c++) {                                                   \
             row_pointers rows = point_tile(g, c, edge, &t);                                       \
-            t.x = view_token(g->job, token, c * g->tile_columns / GROUP);                         \
+            t.x = view_bundle(g->job->input, g->job->first_token, c * g->tile_columns / GROUP);   \
             unpack_##name(&t, how, &rows, g->grids);                                              \
             ask_for_rest(&t);                                                                     \
         }                                                                                         \
         return t.sum;                                                                             \
     }
-#if HAS_DIRECT
 #define DIRECT_OR_NULL(name, suffix) direct_##suffix##_##name
 #else
-#undef DIRECT_FUNCTION
 #define DIRECT_FUNCTION(name, suffix, planes)
 #define DIRECT_OR_NULL(name, suffix) NULL
 #endif
@@ -72,6 +70,7 @@ QUANTISED_TYPES(DEFINE_QUANTISED)
 
 const instruction_set THIS_SET = {
     .name = THIS_NAME,
+    .has_direct = HAS_DIRECT,
     .types = {FLOAT_TYPES(FLOAT_ENTRY) QUANTISED_TYPES(QUANTISED_ENTRY)},
     .prepare = prepare,
     .silu_product = silu_product,

@@ -61,6 +61,25 @@ INLINE vf minimum(vf a, vf b)
     return (vf)_mm256_min_ps((__m256)a, (__m256)b);
 }
 
+INLINE vi maximum_int(vi a, vi b)
+{
+    return (vi)_mm256_max_epi32((__m256i)a, (__m256i)b);
+}
+
+INLINE int32_t largest_int(vi v)
+{
+    __m128i m = _mm_max_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+    m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1)));
+}
+
+INLINE int32_t sum_ints(vi v)
+{
+    __m128i m = _mm_add_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+    m = _mm_add_epi32(m, _mm_shuffle_epi32(m, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(m, _mm_shuffle_epi32(m, 0xb1)));
+}
+
 INLINE float largest_lane(vf v)
 {
     __m128 m = _mm_max_ps(_mm256_castps256_ps128((__m256)v), _mm256_extractf128_ps((__m256)v, 1));

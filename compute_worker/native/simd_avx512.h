@@ -90,6 +90,21 @@ INLINE vf minimum(vf a, vf b)
     return (vf)_mm512_min_ps((__m512)a, (__m512)b);
 }
 
+INLINE vi maximum_int(vi a, vi b)
+{
+    return (vi)_mm512_max_epi32((__m512i)a, (__m512i)b);
+}
+
+INLINE int32_t largest_int(vi v)
+{
+    return _mm512_reduce_max_epi32((__m512i)v);
+}
+
+INLINE int32_t sum_ints(vi v)
+{
+    return _mm512_reduce_add_epi32((__m512i)v);
+}
+
 INLINE float largest_lane(vf v)
 {
     return _mm512_reduce_max_ps((__m512)v);

@@ -56,6 +56,23 @@ INLINE vf minimum(vf a, vf b)
     return choose((vi)(a < b), a, b);
 }
 
+INLINE vi maximum_int(vi a, vi b)
+{
+    vi is_larger = a > b;
+    return (is_larger & a) | (~is_larger & b);
+}
+
+INLINE int32_t largest_int(vi v)
+{
+    int32_t a = v[0] > v[1] ? v[0] : v[1], b = v[2] > v[3] ? v[2] : v[3];
+    return a > b ? a : b;
+}
+
+INLINE int32_t sum_ints(vi v)
+{
+    return (v[0] + v[1]) + (v[2] + v[3]);
+}
+
 INLINE float largest_lane(vf v)
 {
     float a = v[0] > v[1] ? v[0] : v[1], b = v[2] > v[3] ? v[2] : v[3];

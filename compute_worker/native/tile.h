@@ -33,14 +33,25 @@ enum {
     TILE_SUBGROUPS = TILE_COLUMNS / 16,
 };
 
-/* Pointers into the activations of one token, at the first group of a tile or chunk. */
+/* Where the activations of a bundle begin for a tile or chunk. */
 typedef struct {
     const float *values;
-    const int8_t *bytes; /* plane p lies p * plane_bytes further on */
-    const float *scales;
-    const group_sums *sums;
-    size_t plane_bytes;
-} token_view;
+    const uint8_t *records;
+} bundle_view;
+
+INLINE bundle_view view_bundle(const activations *input, int bundle, int g)
+{
+    size_t group = (size_t)bundle * (size_t)input->n_groups + (size_t)g;
+    return (bundle_view){input->values + GROUP * group * (size_t)input->width,
+                         input->records + group * record_bytes(input->planes, input->width)};
+}
+
+INLINE float float_at(const uint8_t *p)
+{
+    float x;
+    memcpy(&x, p, 4);
+    return x;
+}
 
 /* What a function of the table is made for. Passed by value and never stored, so that the compiler
  * sees constants and all arrays of a tile become registers. */
@@ -63,7 +74,7 @@ typedef struct {
     vu *words;
     vf *scales, *minima;
     /* where direct: the token at this chunk, the chunk's dots, and the sum over all chunks */
-    token_view x;
+    bundle_view x;
     vi dots[MAX_PLANES][CHUNK_SUBGROUPS];
     vf chains[2][FLOAT_TILE_COLUMNS / GROUP];
     vf sum;
@@ -95,14 +106,10 @@ INLINE void ask_for_rest(tile *t)
         __builtin_prefetch(t->ahead, 0, 2);
 }
 
-/* What a dot starts from: it takes the offset out of the weights. */
-INLINE vi first_dot(layout type, const group_sums *sums, int plane, int half)
+/* Which sum belongs to subgroup `half` of a group. */
+INLINE int sum_kind(layout type, int half)
 {
-    if (!type.offset || (type.wide && WIDE_DOT_IS_SIGNED))
-        return (vi){0};
-    int32_t sum = type.subgroups == 2 ? sums->planes[plane][half]
-                                      : sums->planes[plane][0] + sums->planes[plane][1];
-    return all_ints(-type.offset * sum);
+    return type.subgroups == 1 ? ALL_32 : half == 0 ? FIRST_16 : LAST_16;
 }
 
 /* Dots of the planes as one number. 256 * middle + low still fits into 32 bits. */
@@ -113,15 +120,14 @@ INLINE vf join_planes(int planes, const vi dots[MAX_PLANES])
     return multiply_add(to_float(dots[2]), all_floats(65536.0f), to_float(dots[0] + (dots[1] << 8)));
 }
 
-/* One subgroup's share of its group: scale * dot + minimum * sum of the activations. */
-INLINE vf add_subgroup(layout type, int half, vf dot, vf scale, vf minimum, const group_sums *sums,
-                       vf part)
+/* One subgroup's share of its group: scale * (dot - offset * sum) + minimum * sum. FAST: dot and
+ * offset * sum are integers below 2^24, so their difference is exact. */
+INLINE vf add_subgroup(layout type, int half, vf dot, vf scale, vf minimum, float sum, vf part)
 {
+    if (type.offset && !(type.wide && WIDE_DOT_IS_SIGNED))
+        dot = multiply_add(all_floats((float)-type.offset), all_floats(sum), dot);
     part = half == 0 ? dot * scale : multiply_add(dot, scale, part);
-    if (type.has_minimum)
-        part = multiply_add(minimum, all_floats(type.subgroups == 2 ? sums->halves[half] : sums->whole),
-                            part);
-    return part;
+    return type.has_minimum ? multiply_add(minimum, all_floats(sum), part) : part;
 }
 
 /* Word `index` of the chunk. */
@@ -132,31 +138,31 @@ INLINE void put(tile *t, plan how, int index, vu word)
         return;
     }
     int n_words = 8 / how.type.subgroups, s = index / n_words;
+    const uint8_t *record = t->x.records + (size_t)(index / 8) * record_bytes(how.planes, 1);
     UNROLL for (int p = 0; p < how.planes; p++) {
-        const int8_t *four = t->x.bytes + (size_t)p * t->x.plane_bytes + 4 * index;
-        vi dot = index % n_words ? t->dots[p][s]
-                                 : first_dot(how.type, t->x.sums + index / 8, p, s % how.type.subgroups);
-        t->dots[p][s] = dot_bytes(dot, word, four_bytes(four), how.type.wide);
+        vi dot = index % n_words ? t->dots[p][s] : (vi){0};
+        t->dots[p][s] = dot_bytes(dot, word, four_bytes(record + word_at(1, p, index % 8, 0)),
+                                  how.type.wide);
     }
 }
 
 INLINE void finish_direct(tile *t, plan how)
 {
     UNROLL for (int g = 0; g < CHUNK_GROUPS; g++) {
+        const uint8_t *record = t->x.records + (size_t)g * record_bytes(how.planes, 1);
         vf part = {0};
         UNROLL for (int half = 0; half < how.type.subgroups; half++) {
             int s = how.type.subgroups * g + half;
             vi dots[MAX_PLANES];
             UNROLL for (int p = 0; p < how.planes; p++)
                 dots[p] = t->dots[p][s];
+            float sum = float_at(record + sum_at(how.planes, 1, sum_kind(how.type, half), 0));
             part = add_subgroup(how.type, half, join_planes(how.planes, dots), t->scale[s],
-                                t->minimum[s], t->x.sums + g, part);
+                                t->minimum[s], sum, part);
         }
-        t->sum = multiply_add(part, all_floats(t->x.scales[g]), t->sum);
+        t->sum = multiply_add(part, all_floats(float_at(record + scale_at(how.planes, 1, 0))), t->sum);
     }
-    t->x.bytes += CHUNK_COLUMNS;
-    t->x.scales += CHUNK_GROUPS;
-    t->x.sums += CHUNK_GROUPS;
+    t->x.records += CHUNK_GROUPS * record_bytes(how.planes, 1);
 }
 
 /* The chunk is complete; the next one begins. */

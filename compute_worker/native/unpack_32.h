@@ -55,7 +55,7 @@ INLINE void take_until(tile *t, const row_pointers *rows, stream *s, int end, in
     }
 }
 
-INLINE vu word_at(const stream *s, int at)
+INLINE vu stream_word(const stream *s, int at)
 {
     vu first = s->words[at / 4];
     return at % 4 == 0 ? first : (first >> (8 * (at % 4))) | (s->words[at / 4 + 1] << (32 - 8 * (at % 4)));
@@ -70,7 +70,7 @@ INLINE vf half_at(const stream *s, int at)
 /* The nibbles that begin at byte `at`: word j of their group. */
 INLINE vu nibbles_at(const stream *s, int at, int j)
 {
-    return (word_at(s, at + 4 * (j % 4)) >> (4 * (j / 4))) & 0x0f0f0f0fu;
+    return (stream_word(s, at + 4 * (j % 4)) >> (4 * (j / 4))) & 0x0f0f0f0fu;
 }
 
 /* Bits i .. i+3 of each lane -> bit 4 of the four bytes: the product lays copies of the four bits at
@@ -115,7 +115,7 @@ INLINE void unpack_q5_0(tile *t, plan how, const row_pointers *rows, const moe_g
     stream s = {.n_taken = 0};
     BLOCKS(22) {
         take_until(t, rows, &s, at + 22, 22 * CHUNK_GROUPS);
-        vu bits = word_at(&s, at + 2);
+        vu bits = stream_word(&s, at + 2);
         UNROLL for (int j = 0; j < 8; j++)
             put(t, how, 8 * g + j, nibbles_at(&s, at + 6, j) | fifth_bits(bits, 4 * j));
         t->scale[g] = half_at(&s, at);
@@ -129,7 +129,7 @@ INLINE void unpack_q5_1(tile *t, plan how, const row_pointers *rows, const moe_g
     stream s = {.n_taken = 0};
     BLOCKS(24) {
         take_until(t, rows, &s, at + 24, 24 * CHUNK_GROUPS);
-        vu bits = word_at(&s, at + 4);
+        vu bits = stream_word(&s, at + 4);
         UNROLL for (int j = 0; j < 8; j++)
             put(t, how, 8 * g + j, nibbles_at(&s, at + 8, j) | fifth_bits(bits, 4 * j));
         t->scale[g] = half_at(&s, at);
