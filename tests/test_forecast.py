@@ -1,0 +1,171 @@
+"""Expected speeds, and the advice that follows from them."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from gguf_builder import tiny_model
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compute_worker.arch import ModelSpec, resolve
+from coordinator.available_memory import AvailableMemory
+from coordinator.budget import MemoryPlan, MemoryRequest, plan_memory
+from coordinator.config import Config
+from coordinator.forecast import (
+    CONCENTRATED,
+    EVEN,
+    MESSAGE_SECONDS,
+    ComputeTimes,
+    Measured,
+    Pool,
+    Shape,
+    burst_seconds,
+    forecast,
+    hit_rate,
+    prompt_seconds,
+)
+from coordinator.plan_advice import EVERYTHING_STAYS, advice, bits_per_weight
+from coordinator.slot_classes import smallest_pool_bytes
+from io_worker.model_file import open_model
+
+MiB = 1 << 20
+OLMOE = Shape(n_layers=16, n_experts=64, n_active=8, slab_bytes=3_800_000, dense_bytes=253_000_000)
+QWEN3 = Shape(n_layers=48, n_experts=128, n_active=8, slab_bytes=2_850_000, dense_bytes=10**9)
+# 1.6 GB/s; 40 ms of everything but experts, 0.3 ms each
+FAST = Measured(
+    {1: 0.0024, 2: 0.0048, 4: 0.0095, 8: 0.019},
+    ComputeTimes(1, 0.016, 0.0003),
+    ComputeTimes(128, 0.5, 0.002),
+)
+POOL = Pool(n_slots=384, chunk_tokens=512, prompt_tokens=100)
+
+
+def with_slots(n_slots: int) -> Pool:
+    return dataclasses.replace(POOL, n_slots=n_slots)
+
+
+@pytest.mark.parametrize(
+    ("shape", "slots_per_layer", "published"),
+    [
+        (OLMOE, 8, 0.28),
+        (OLMOE, 24, 0.68),
+        (QWEN3, 1.9 * 8, 0.54),
+        (QWEN3, 3.8 * 8, 0.78),
+    ],
+)
+def test_the_profiles_lie_around_public_measurements(
+    shape: Shape, slots_per_layer: float, published: float
+) -> None:
+    low, high = (hit_rate(profile, slots_per_layer, shape) for profile in (EVEN, CONCENTRATED))
+    assert low <= published <= high + 0.01
+
+
+def test_everything_there_is_the_speed_of_the_cores() -> None:
+    found = forecast(OLMOE, FAST, with_slots(1024), EVEN)
+    assert found.hit_rate == 1
+    assert found.missed_bytes == 0
+    assert found.tokens_per_second == pytest.approx(1 / (0.016 + 128 * 0.0003))
+    assert not found.is_disk_bound
+
+
+def test_nothing_there_is_the_speed_of_the_disk() -> None:
+    found = forecast(OLMOE, FAST, with_slots(0), CONCENTRATED)
+    burst_and_last = 16 * (0.019 + 0.0003)
+    assert found.tokens_per_second == pytest.approx(
+        1 / (0.016 + 16 * MESSAGE_SECONDS + burst_and_last)
+    )
+    assert found.missed_bytes == 16 * 8 * OLMOE.slab_bytes
+    assert found.is_disk_bound
+
+
+@given(n_slots=st.integers(0, 1023), more=st.integers(1, 400))
+def test_more_slots_are_never_slower(n_slots: int, more: int) -> None:
+    for profile in (EVEN, CONCENTRATED):
+        small = forecast(OLMOE, FAST, with_slots(n_slots), profile)
+        large = forecast(OLMOE, FAST, with_slots(min(1024, n_slots + more)), profile)
+        assert large.hit_rate >= small.hit_rate
+        assert large.tokens_per_second >= small.tokens_per_second * (1 - 1e-9)
+        assert 0 <= small.hit_rate <= 1
+
+
+def test_bursts_between_and_beyond_the_measured_ones() -> None:
+    assert burst_seconds(FAST, 0) == 0
+    assert burst_seconds(FAST, 3) == pytest.approx((0.0048 + 0.0095) / 2)
+    assert burst_seconds(FAST, 64) == pytest.approx(8 * 0.019)
+
+
+def test_a_prompt_reads_each_expert_once_per_chunk() -> None:
+    slow = dataclasses.replace(FAST, burst_seconds={1: 1.0, 8: 8.0})
+    cold = dataclasses.replace(POOL, n_slots=0, prompt_tokens=2000, chunk_tokens=2000)
+    assert prompt_seconds(OLMOE, slow, cold) == pytest.approx(16 * 64, rel=0.05)
+    chunks = dataclasses.replace(cold, chunk_tokens=500)
+    assert prompt_seconds(OLMOE, slow, chunks) == pytest.approx(4 * 16 * 64, rel=0.05)
+    half = dataclasses.replace(chunks, n_slots=512)
+    assert prompt_seconds(OLMOE, slow, half) == pytest.approx(2.5 * 16 * 64, rel=0.05)
+    resident = dataclasses.replace(cold, n_slots=1024)
+    assert prompt_seconds(OLMOE, slow, resident) < 100
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+    path = tiny_model(tmp_path_factory.mktemp("forecast") / "m.gguf", quantisation="Q8_0")
+    found = resolve(open_model(path))
+    layers = tuple(
+        dataclasses.replace(
+            layer,
+            **{
+                name: dataclasses.replace(
+                    getattr(layer, name),
+                    bytes_per_expert=getattr(layer, name).bytes_per_expert * 1000,
+                )
+                for name in ("gate", "up", "down")
+            },
+        )
+        for layer in found.slabs.layers
+    )
+    slabs = dataclasses.replace(found.slabs, layers=layers)
+    return dataclasses.replace(found, slabs=slabs, expert_width=found.expert_width * 1000)
+
+
+def plan_of(spec: ModelSpec, memory_bytes: int) -> MemoryPlan:
+    request = MemoryRequest(memory_bytes, None, 512, 64, "f16", 1, 4)
+    return plan_memory(request, spec, AvailableMemory(64 << 30, "MemAvailable"))
+
+
+def lines(spec: ModelSpec, memory_bytes: int, available: int, **changes: object) -> list[str]:
+    plan = plan_of(spec, memory_bytes)
+    forecasts = {"even": forecast(OLMOE, FAST, with_slots(100), EVEN)}
+    config = dataclasses.replace(Config(), **changes)  # type: ignore[arg-type]
+    return list(advice(config, plan, spec, available, forecasts))
+
+
+def test_advice(spec: ModelSpec) -> None:
+    whole = plan_of(spec, 8 << 30)
+    assert whole.everything_fits
+    everything = whole.total_bytes + 4 * MiB
+    assert lines(spec, 8 << 30, 8 << 30) == [EVERYTHING_STAYS]
+    # a tenth is missing: a file with fewer bits would do
+    short = everything - whole.pool_bytes // 10
+    found = lines(spec, short, short)
+    assert any("such as Q6_K) would fit whole; this one has 8.5" in line for line in found)
+    assert any("the disk decides the speed" in line for line in found)
+    # nearly nothing is there, and the machine has more
+    rest = whole.total_bytes - whole.pool_bytes
+    least = rest + smallest_pool_bytes(spec.slabs) + 2 * MiB
+    found = lines(spec, least, 4 * least)
+    assert "smaller than what one token uses" in found[0]
+    assert "more memory is free" in found[1]
+    assert "no usual quantisation of this model would fit whole: stream it" in found[-1]
+    (line,) = lines(spec, short, short, reader="mmap")
+    assert line.startswith("the page cache keeps the experts")
+
+
+@pytest.mark.parametrize(("name", "bits"), [("Q8_0", 8.5), ("Q4_K", 4.5), ("IQ2_XXS", 2.0625)])
+def test_bits_per_weight(name: str, bits: float) -> None:
+    assert bits_per_weight(name) == bits
+
+
+def test_offered_types_exist_and_descend(tmp_path: Path) -> None:
+    from_most = [bits_per_weight(name) for name in ("Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q3_K")]
+    assert from_most == sorted(from_most, reverse=True)
