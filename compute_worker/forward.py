@@ -158,7 +158,8 @@ def combine(out: Floats, weights: Floats) -> Floats:
 @np.errstate(all="ignore")
 def rms_norm(x: Floats, weight: Floats, epsilon: float) -> Floats:
     """Scale each row of x (…, n) to a root mean square of 1, then by `weight` (n)."""
-    mean_square = np.mean(np.square(x), axis=-1, keepdims=True)
+    # `np.mean` does the same sum and division at twice the time: this runs four times a layer
+    mean_square = np.add.reduce(np.square(x), axis=-1, keepdims=True) / np.float32(x.shape[-1])
     scaled: Floats = x * np.reciprocal(np.sqrt(mean_square + np.float32(epsilon)))
     scaled *= weight
     return scaled
