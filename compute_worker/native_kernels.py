@@ -18,6 +18,7 @@ from compute_worker import reference
 from compute_worker.kernels import KernelError, Kernels
 from compute_worker.kv import KvCache
 from compute_worker.matrix import Addresses, ExpertShape, Floats, Integers, Matrix
+from io_worker.ggml_types import GGML_TYPES
 
 try:
     _kernels: Any = importlib.import_module("compute_worker.native._kernels")
@@ -79,6 +80,9 @@ class Engine:
                 f"kernels: expected {instruction_set} with {n_threads} threads to start, but this "
                 "machine cannot run them; use fewer --compute-threads or --kernels numpy"
             )
+        self._types = frozenset(
+            type_id for type_id in GGML_TYPES if self._lib.moe_type_is_native(self._handle, type_id)
+        )
 
     def matmul(self, matrix: Matrix, x: Floats) -> Floats:
         """See `reference.matmul`."""
@@ -198,7 +202,7 @@ class Engine:
 
     def has_type(self, type_id: int) -> bool:
         """Whether C multiplies this ggml type; the reference does the others."""
-        return bool(self._lib.moe_type_is_native(self._handle, type_id))
+        return type_id in self._types
 
     def read_all(self, data: "np.ndarray[Any, Any]") -> int:
         """Sum of all 64-bit words: how fast all threads together can read, and nothing else."""
@@ -221,10 +225,10 @@ class Engine:
         )
 
     def _bytes(self, array: "np.ndarray[Any, Any]") -> Any:
-        return self._ffi.cast("void *", array.ctypes.data)
+        return self._ffi.from_buffer("uint8_t[]", array)
 
     def _floats(self, array: Floats) -> Any:
-        return self._ffi.cast("float *", array.ctypes.data)
+        return self._ffi.from_buffer("float[]", array)
 
     def _integers(self, array: Integers) -> Any:
         """Indices are small: a copy where they are not int32 and contiguous costs nothing."""
