@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from shm.birth import decode_arguments
 from shm.codec import MessageError
@@ -64,11 +65,11 @@ class Samples:
 
 
 def take_sample(root: int, started: float) -> Sample:
-    """Look at all Python processes below `root` now."""
+    """Look at `root` and all processes below it now, those that are Python."""
     parts: dict[str, int] = {}
     pool: dict[int, int] = {}  # by inode
     group = None
-    for pid in descendants(root):
+    for pid in family(root):
         try:
             arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             if b"python" not in Path(arguments[0].decode()).name.encode():
@@ -84,19 +85,20 @@ def take_sample(root: int, started: float) -> Sample:
     return Sample(time.monotonic() - started, total, pool_bytes, parts, usage, hits)
 
 
-def descendants(root: int) -> Iterator[int]:
-    """All processes below one."""
-    for task in Path(f"/proc/{root}/task").iterdir():
+def family(root: int) -> Iterator[int]:
+    """A process and all below it."""
+    yield root
+    try:
+        tasks = list(Path(f"/proc/{root}/task").iterdir())
+    except OSError:
+        return
+    for task in tasks:
         try:
             children = (task / "children").read_text().split()
         except OSError:
             continue
         for child in map(int, children):
-            yield child
-            try:
-                yield from descendants(child)
-            except OSError:
-                continue
+            yield from family(child)
 
 
 def process_name(arguments: Sequence[bytes]) -> str:
@@ -150,7 +152,7 @@ def group_figures(group: Path) -> tuple[int | None, int | None]:
 
 
 def sampled(
-    process: "subprocess.Popen[bytes]", started: float, interval_seconds: float = INTERVAL_SECONDS
+    process: "subprocess.Popen[Any]", started: float, interval_seconds: float = INTERVAL_SECONDS
 ) -> Samples:
     """Sample until the process ends."""
     samples = Samples()
