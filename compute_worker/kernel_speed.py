@@ -5,8 +5,8 @@ experts lie in (a memfd with 4 KiB pages) and in anonymous memory with huge page
 of threads. Beside it the memory bus itself: a sum over the same bytes by the same threads. Passes
 are interleaved (bus, every type, bus, …), so that what else the machine does meets all alike.
 
-One line per memory, thread count and type: GB of weights per second (median, and the least disturbed
-pass), the median's share of the bus's, weights per second and multiplications per second. With
+One line per memory, thread count and type: GB of weights per second (median, and the least
+disturbed pass), the median's share of the bus's, weights and multiplications per second. With
 several tokens the last is what counts.
 """
 
