@@ -15,6 +15,8 @@ from compute_worker.arch import KV_BLOCK_TOKENS, ModelSpec, dense_bytes, kv_bloc
 from coordinator.available_memory import AvailableMemory
 from coordinator.flag_values import ConfigError
 from coordinator.footprint import (
+    float_bytes,
+    mapped_bytes,
     processes_bytes,
     scratch_bytes,
     table_bytes,
@@ -64,6 +66,7 @@ class MemoryRequest:
     only: OnlySequence | None = None  # None: sequences of any length may come
     n_sequences: int = 1  # that may run at once, and share the KV cache
     has_pool: bool = True  # else the page cache has the experts, and is not in the budget
+    maps_dense: bool = False  # the page cache has the dense weights
     n_file_mappings: int = 0  # of all model files, in all processes
 
 
@@ -75,7 +78,8 @@ class MemoryPlan:
     source: str
     processes_bytes: int
     page_table_bytes: int
-    dense_bytes: int
+    dense_bytes: int  # in memory of their own
+    maps_dense: bool
     kv_bytes: int
     scratch_bytes: int
     pool_limit_bytes: int  # what the layout was made for; `pool_bytes` is what it takes
@@ -118,9 +122,10 @@ class MemoryPlan:
         )
         if not n_slots:
             pool = "no pool (the page cache has the experts and is not counted here)"
+        mapped = " (the rest is left to the page cache and not counted)"
         return (
             f"memory: {format_size(self.budget_bytes)} ({self.source}): "
-            f"{pool}, dense {format_size(self.dense_bytes)}, "
+            f"{pool}, dense {format_size(self.dense_bytes)}{mapped if self.maps_dense else ''}, "
             f"KV {format_size(self.kv_bytes)} for {self.context_tokens} tokens, "
             f"scratch {format_size(self.scratch_bytes)} for chunks of {self.chunk_tokens}, "
             f"processes {format_size(self.processes_bytes + self.page_table_bytes)}"
@@ -153,10 +158,10 @@ def plan_memory(request: MemoryRequest, spec: ModelSpec, available: AvailableMem
     floor, wanted = _pool_bounds(request, spec)
     # the pool is mapped by compute and by every I/O worker; all other memory is mapped once
     n_mappings = 1 + request.n_io_workers
-    dense = dense_bytes(spec)
+    dense = float_bytes(spec) if request.maps_dense else dense_bytes(spec)
     processes = processes_bytes(
         spec, request.n_io_workers, request.n_threads, single_process=request.single_process
-    ) + table_bytes(dense + spec.slabs.total_bytes, request.n_file_mappings)
+    ) + table_bytes(mapped_bytes(spec, request.has_pool), request.n_file_mappings)
     least_scratch = scratch_bytes(spec, request.chunk_tokens or CHUNK_STEP_TOKENS)
     parts = {
         "processes": processes,
@@ -188,6 +193,7 @@ def plan_memory(request: MemoryRequest, spec: ModelSpec, available: AvailableMem
         page_table_bytes=sum(table_bytes(n) for n in (dense, kv, scratch))
         + table_bytes(pool, n_mappings),
         dense_bytes=dense,
+        maps_dense=request.maps_dense,
         kv_bytes=kv,
         scratch_bytes=scratch,
         pool_limit_bytes=limit,
@@ -289,5 +295,5 @@ def _refusal(budget: int, source: str, parts: dict[str, int]) -> ResourceError:
     return ResourceError(
         f"memory: expected at least {format_size(needed)} ({spelled}), found "
         f"{format_size(budget)} ({source}); give more with --memory, or ask for less with "
-        "--context, --pool or --io-workers"
+        "--context, --pool, --io-workers or with --dense mapped"
     )

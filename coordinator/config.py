@@ -180,8 +180,9 @@ class Config:
         "how keys and values are kept; auto: f32 with exact numerics, f16 with fast",
     )  # fmt: skip
     dense: str = flag(
-        "anonymous", "--dense", choice("anonymous", "mapped"), MEMORY,
-        "where the dense weights lie: in memory of their own, or in the page cache",
+        "auto", "--dense", choice("auto", "anonymous", "mapped"), MEMORY,
+        "where the dense weights lie: in memory of their own, or in the page cache; auto: in their "
+        "own where the budget holds them",
     )  # fmt: skip
     mlock: str = flag(
         "auto", "--mlock", choice("auto", "require", "off"), MEMORY,

@@ -4,7 +4,9 @@
 who gets how much of the budget is decided in `budget`.
 """
 
-from compute_worker.arch import ModelSpec
+import math
+
+from compute_worker.arch import ModelSpec, dense_bytes, float_tensors
 
 MiB = 1024 * 1024
 # RssAnon + VmPTE of each process with its libraries imported and nothing loaded (Python 3.11,
@@ -47,6 +49,16 @@ def scratch_bytes(spec: ModelSpec, chunk_tokens: int) -> int:
     rows = min(chunk_tokens, ATTENTION_TOKENS)
     attention = 4 * rows * (2 * width + 4 * queries + 2 * keys)
     return experts + attention + PANEL_BYTES + SAMPLING_ROWS * 4 * spec.vocabulary_size
+
+
+def float_bytes(spec: ModelSpec) -> int:
+    """Dense weights that are held as float32 wherever the others lie: norms and routers."""
+    return sum(4 * math.prod(info.shape) for info in float_tensors(spec))
+
+
+def mapped_bytes(spec: ModelSpec, has_pool: bool) -> int:
+    """Of the model files where they are mapped: what is used of them has page tables."""
+    return dense_bytes(spec) + (0 if has_pool else spec.slabs.total_bytes)
 
 
 def table_bytes(n_bytes: int, n_mappings: int = 1) -> int:

@@ -8,7 +8,13 @@ import dataclasses
 import secrets
 
 from compute_worker.arch import ModelSpec
-from coordinator.budget import MemoryPlan, MemoryRequest, OnlySequence, plan_memory
+from coordinator.budget import (
+    MemoryPlan,
+    MemoryRequest,
+    OnlySequence,
+    ResourceError,
+    plan_memory,
+)
 from coordinator.config import Config, shipped_model
 from coordinator.cores import plan_cores
 from coordinator.machine import Machine
@@ -24,8 +30,19 @@ def memory_plan(
 ) -> MemoryPlan:
     """The plan of a config, resolved or not: both give the same one. Raises like `plan_memory`.
 
-    `only` is the one sequence of a run, None where any may come, `n_sequences` at once.
+    `only` is the one sequence of a run, None where any may come, `n_sequences` at once. Dense
+    weights that do not fit are left to the page cache, where nothing else was asked for that
+    could be less: slow, but it runs.
     """
+    if config.dense == "auto":
+        try:
+            config = dataclasses.replace(config, dense="anonymous")
+            return memory_plan(config, machine, model, only, n_sequences)
+        except ResourceError:
+            asked = (config.pool, config.context_tokens, config.chunk_tokens)
+            if config.mlock == "require" or any(size is not None for size in asked):
+                raise
+            config = dataclasses.replace(config, dense="mapped")
     return plan_memory(
         MemoryRequest(
             memory_bytes=config.memory_bytes,
@@ -42,6 +59,7 @@ def memory_plan(
             only=only,
             n_sequences=n_sequences,
             has_pool=config.has_pool,
+            maps_dense=config.dense == "mapped",
             n_file_mappings=_n_file_mappings(config),
         ),
         model,
@@ -77,6 +95,7 @@ def resolve(
         core_plan=str(plan_cores(config.core_plan, machine.cores)) if is_pinned else None,
         policy=policy if config.has_pool else "none",
         drop_cache=drop_cache,
+        dense="mapped" if plan.maps_dense else "anonymous",
         memory_bytes=plan.budget_bytes,
         pool=PoolSize(n_bytes=plan.pool_limit_bytes) if config.has_pool else None,
         context_tokens=plan.context_tokens,

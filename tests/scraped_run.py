@@ -19,6 +19,7 @@ PLAN = MemoryPlan(
     processes_bytes=100,
     page_table_bytes=10,
     dense_bytes=200,
+    maps_dense=False,
     kv_bytes=30,
     scratch_bytes=40,
     pool_limit_bytes=600,

@@ -6,6 +6,7 @@ from gguf_builder import tiny_model
 from compute_worker.arch import ModelSpec
 from compute_worker.arch import resolve as resolve_model
 from coordinator.available_memory import AvailableMemory
+from coordinator.budget import ResourceError
 from coordinator.config import Config, settings_of
 from coordinator.machine import Machine
 from coordinator.resolve import memory_plan, resolve, spare_bytes
@@ -106,7 +107,8 @@ def test_page_tables_of_mapped_files_are_counted(
     without = memory_plan(
         dataclasses.replace(config, dense="anonymous", reader="direct"), MACHINE, model
     )
-    n_bytes = (model.slabs.total_bytes + plan.dense_bytes) * n_mappings
+    experts = 0 if config.has_pool else model.slabs.total_bytes
+    n_bytes = (experts + without.dense_bytes) * n_mappings
     assert plan.processes_bytes - without.processes_bytes == -(-n_bytes // 512)
 
 
@@ -124,3 +126,28 @@ def test_buffered_reads_stay_in_memory_that_nobody_uses(model: ModelSpec) -> Non
         for asked in ("yes", "no"):
             wish = dataclasses.replace(config, drop_cache=asked)
             assert resolve(wish, machine, model).drop_cache == asked
+
+
+def test_dense_weights_that_do_not_fit_are_left_to_the_page_cache(model: ModelSpec) -> None:
+    """An output head of 1 GiB in a budget of 600 MiB."""
+    assert model.output is not None
+    head = dataclasses.replace(model.output, n_bytes=1 << 30)
+    heavy = dataclasses.replace(model, output=head)
+    small = Config(memory_bytes=600 << 20)
+    plan = memory_plan(small, MACHINE, heavy)
+    assert plan.maps_dense
+    assert plan.dense_bytes < 1 << 20, "norms and routers only"
+    assert "left to the page cache and not counted" in plan.describe()
+    resolved = resolve(small, MACHINE, heavy)
+    assert resolved.dense == "mapped"
+    assert resolve(resolved, MACHINE, heavy) == resolved
+    large = resolve(dataclasses.replace(small, memory_bytes=2 << 30), MACHINE, heavy)
+    assert large.dense == "anonymous"
+    for asked in (
+        {"dense": "anonymous"},
+        {"mlock": "require"},
+        {"pool": PoolSize(share=1.0)},
+        {"context_tokens": 64},
+    ):
+        with pytest.raises(ResourceError, match="dense weights 1"):
+            memory_plan(dataclasses.replace(small, **asked), MACHINE, heavy)
