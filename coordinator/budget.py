@@ -177,10 +177,8 @@ def plan_memory(request: MemoryRequest, spec: ModelSpec, available: AvailableMem
     if room < 0:
         raise _refusal(budget, source, parts)
     prompt = min(context, request.only.prompt_tokens if request.only else context)
-    most_chunk = -(-prompt // CHUNK_STEP_TOKENS) * CHUNK_STEP_TOKENS
-    chunk = request.chunk_tokens or min(
-        most_chunk, _chunk(spec, min(budget // SCRATCH_SHARE, room + least_scratch))
-    )
+    most_scratch = min(budget // SCRATCH_SHARE, room + least_scratch)
+    chunk = request.chunk_tokens or _chunk(spec, prompt, most_scratch)
     scratch = scratch_bytes(spec, chunk)
     rest = budget - processes - with_tables(dense) - with_tables(kv) - with_tables(scratch)
     limit = max(floor, min(wanted, without_tables(rest, n_mappings)))
@@ -281,9 +279,11 @@ def _context(request: MemoryRequest, spec: ModelSpec, room: int) -> tuple[int, i
     return tokens, max(own, min(request.n_sequences * own, max(room, 0) // block))
 
 
-def _chunk(spec: ModelSpec, room: int) -> int:
-    """Tokens of the largest chunk whose scratch fits, in steps of `CHUNK_STEP_TOKENS`."""
-    steps = range(CHUNK_STEP_TOKENS, MAX_CHUNK_TOKENS + 1, CHUNK_STEP_TOKENS)
+def _chunk(spec: ModelSpec, prompt_tokens: int, room: int) -> int:
+    """Tokens of the largest chunk whose scratch fits, in steps of `CHUNK_STEP_TOKENS`; no more than
+    the prompt fills."""
+    most = min(MAX_CHUNK_TOKENS, -(-prompt_tokens // CHUNK_STEP_TOKENS) * CHUNK_STEP_TOKENS)
+    steps = range(CHUNK_STEP_TOKENS, most + 1, CHUNK_STEP_TOKENS)
     return max([n for n in steps if scratch_bytes(spec, n) <= room], default=CHUNK_STEP_TOKENS)
 
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 
-from compute_worker.arch import ModelSpec
+from compute_worker.arch import ModelSpec, dense_bytes
 from coordinator.budget import MemoryPlan
 from coordinator.config import Config
 from coordinator.forecast import Forecast
 from coordinator.sizes import format_size
+from coordinator.slot_classes import smallest_pool_bytes
 from io_worker.ggml_types import GGML_TYPES
 
 # types that whole models are offered in, by the bits that they take per weight
@@ -34,6 +35,12 @@ def advice(
             "pool (--reader auto) reads less and in larger pieces"
         )
         return
+    if plan.maps_dense:
+        needed = dense_bytes(spec) - plan.dense_bytes + plan.total_bytes - plan.pool_bytes
+        yield (
+            "the dense weights do not fit, and every token reads what the page cache lost of them: "
+            f"--memory {format_size(needed + smallest_pool_bytes(spec.slabs))} would hold them"
+        )
     yield from _memory(plan, available_bytes)
     yield from _what_decides(plan, forecasts)
     yield from _smaller_file(plan, spec)
