@@ -153,7 +153,10 @@ def test_standing_grants_come_back_with_the_pool(model: Path, tmp_path: Path) ->
 
 INTRUDER = """
 import sys, time
-taken = [b"x" * (4 << 20) for _ in range(int(sys.argv[1]) // (4 << 20))]
+taken = []
+for _ in range(int(sys.argv[1]) // (4 << 20)):
+    taken.append(b"x" * (4 << 20))
+    time.sleep(0.1)  # 40 MiB/s: what takes more than the room between two looks is not answered
 time.sleep(float(sys.argv[2]))
 """
 
