@@ -7,6 +7,8 @@
 
 #define WIDE_DOT_IS_SIGNED 0
 
+typedef int16_t vh __attribute__((vector_size(4 * LANES)));
+
 INLINE void load_columns(const row_pointers *rows, int at, vu out[4])
 {
     vu r[4];
@@ -120,23 +122,29 @@ INLINE uint16_t half_from_float(float x)
     return (uint16_t)(sign | ((bits - 0x38000000u) >> 13));
 }
 
-/* Products of bytes in pairs fit into 16 bits each (255 * 127 < 2^15), their sums do not. */
+/* Bytes 0 and 2 as two numbers of 16 bits, and 1 and 3 alike. A product of an unsigned and a signed
+ * byte fits into 16 bits, the sum of two does not. */
 INLINE vi dot_bytes(vi sums, vu weights, int32_t four, int wide)
 {
     (void)wide;
-    for (int b = 0; b < 4; b++) {
-        int32_t factor = (int8_t)(four >> (8 * b));
-        sums += unsigned_byte(weights, b) * factor;
-    }
-    return sums;
+    int32_t even = (int32_t)(((uint32_t)(int8_t)four & 0xffffu) | ((uint32_t)(int8_t)(four >> 16) << 16));
+    int32_t odd = (int32_t)(((uint32_t)(int8_t)(four >> 8) & 0xffffu) |
+                            ((uint32_t)(int8_t)(four >> 24) << 16));
+    vi first = (vi)((vh)(weights & 0x00ff00ffu) * (vh)all_ints(even));
+    vi second = (vi)((vh)((weights >> 8) & 0x00ff00ffu) * (vh)all_ints(odd));
+    return sums + ((first << 16) >> 16) + (first >> 16) + ((second << 16) >> 16) + (second >> 16);
 }
 
+/* Collected in two registers: bytes written one by one could not be read back as a vector at once. */
 INLINE vu look_up(const uint8_t table[16], vu indices)
 {
-    vb in = (vb)indices, out;
-    for (int i = 0; i < 4 * LANES; i++)
-        out[i] = table[in[i]];
-    return (vu)out;
+    uint64_t in[2], out[2] = {0, 0};
+    memcpy(in, &indices, sizeof in);
+    UNROLL for (int i = 0; i < 8; i++) {
+        out[0] |= (uint64_t)table[in[0] >> (8 * i) & 15u] << (8 * i);
+        out[1] |= (uint64_t)table[in[1] >> (8 * i) & 15u] << (8 * i);
+    }
+    return (vu){(uint32_t)out[0], (uint32_t)(out[0] >> 32), (uint32_t)out[1], (uint32_t)(out[1] >> 32)};
 }
 
 INLINE vu look_up_16(const uint16_t *table, int n, vu indices)
