@@ -5,9 +5,9 @@
 #include "engine.h"
 #include "threads.h"
 
-int planes_for(const type_kernels *type, int numerics)
+int planes_for(const type_kernels *type, int numerics, int is_expert)
 {
-    return type->is_float ? 0 : numerics == FAST ? 1 : MAX_PLANES;
+    return type->is_float ? 0 : numerics == EXACT ? 3 : is_expert ? 1 : 2;
 }
 
 /* Whole tiles; a tile of a float type is two groups. */

@@ -5,6 +5,8 @@
  */
 #define TINY 1e-30f
 #define LARGEST_24 8355000.0f /* all digits 127 are 8355711; the product may round up */
+#define LARGEST_16 32639.0f
+#define LARGEST_8 127.0f
 
 /* Largest magnitude of a group; NaN or infinity where there is one. Magnitudes compare as integers:
  * those of infinity and NaN are the largest. */
@@ -23,7 +25,8 @@ INLINE float largest_magnitude(const float *x)
 INLINE void fill_record(uint8_t *record, int planes, int width, int lane, const float *x)
 {
     int8_t digits[MAX_PLANES * GROUP] __attribute__((aligned(64)));
-    float most = planes == 1 ? 127.0f : LARGEST_24, largest = largest_magnitude(x);
+    float most = planes == 1 ? LARGEST_8 : planes == 2 ? LARGEST_16 : LARGEST_24;
+    float largest = largest_magnitude(x);
     float sums[N_SUMS] = {0.0f, 0.0f, 0.0f}, scale = largest / most;
     float inverse = largest > TINY ? most / largest : 0.0f;
     vi sum[2][MAX_PLANES] = {{{0}}};
@@ -67,14 +70,12 @@ static void prepare(activations *input, int i, int g, int n, const float *x)
         for (int k = 0; k < GROUP * n; k++)
             values[k * width] = x[k];
     }
-    if (input->planes == 1 && width == 1)
-        fill_records(input, 1, 1, i, g, n, x);
-    else if (input->planes == 1)
-        fill_records(input, 1, SIDE_BY_SIDE, i, g, n, x);
-    else if (input->planes && width == 1)
-        fill_records(input, MAX_PLANES, 1, i, g, n, x);
-    else if (input->planes)
-        fill_records(input, MAX_PLANES, SIDE_BY_SIDE, i, g, n, x);
+    UNROLL for (int planes = 1; planes <= MAX_PLANES; planes++) {
+        if (input->planes == planes && width == 1)
+            fill_records(input, planes, 1, i, g, n, x);
+        else if (input->planes == planes)
+            fill_records(input, planes, SIDE_BY_SIDE, i, g, n, x);
+    }
 }
 
 /* exp, relative error below 1e-7 for |x| <= 87; smaller arguments give exp(-87), larger exp(88).

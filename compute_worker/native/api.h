@@ -1,7 +1,7 @@
 /* What Python sees of the kernels. The build script hands the lines between the two marks to cffi,
  * so they hold plain declarations only: no macros, no includes.
  *
- * Numerics: 0 exact (float32 activations), 1 fast (activations as 8-bit integers per 32 values).
+ * Numerics: 0 exact, 1 fast (see `activations` in engine.h).
  * Results: 0, or -1 where scratch memory could not be allocated.
  * Types are ggml type numbers. A (T, n) array is row-major and contiguous.
  */

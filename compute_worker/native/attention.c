@@ -62,7 +62,7 @@ static void attend_tile(const attention_job *job, query_block *q, int n, int til
         .input = &q->input, .n_tokens = n, .out = q->scores,
         .out_stride = KV_TILE,
     };
-    set->types[kv->type].multiply[EXACT](&rows, &job->engine->grids, 0, KV_TILE);
+    set->types[kv->type].multiply[job->shape.planes](&rows, &job->engine->grids, 0, KV_TILE);
     for (int i = 0; i < n; i++) {
         int count = q->positions[i] - tile * KV_TILE + 1;
         q->counts[i] = count < 0 ? 0 : count < KV_TILE ? count : KV_TILE;
@@ -152,7 +152,7 @@ int moe_attention(moe_engine *engine, const float *q, const moe_kv *kv, int laye
         .n_tokens = n_tokens, .tables = tables, .sequence_of_token = sequence_of_token,
         .positions = positions, .q = q, .out = out,
         .shape = {.n_tokens = n_queries, .n_columns = kv->head_width,
-                  .planes = planes_for(type, EXACT), .has_values = type->is_float,
+                  .planes = planes_for(type, EXACT, 0), .has_values = type->is_float,
                   .width = n_queries == 1 && engine->set->has_direct ? 1 : SIDE_BY_SIDE},
     };
     size_t span_bytes = ((size_t)n_tokens + 1) * sizeof(int32_t);

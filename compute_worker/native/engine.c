@@ -35,7 +35,7 @@ void moe_engine_close(moe_engine *engine)
 
 int moe_type_is_native(const moe_engine *engine, int type)
 {
-    return type >= 0 && type < N_TYPES && engine->set->types[type].multiply[EXACT] != NULL;
+    return type >= 0 && type < N_TYPES && engine->set->types[type].block_columns != 0;
 }
 
 void *engine_scratch(moe_engine *engine, size_t n_bytes)

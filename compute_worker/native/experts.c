@@ -79,7 +79,7 @@ static void multiply_inner(const experts_round *round, const expert_share *share
         .first_token = share->input_first + first, .n_tokens = n, .out = out,
         .out_stride = (size_t)round->gate_rows, .out_begin = begin,
     };
-    type->multiply[round->numerics](&job, &round->engine->grids, begin, end);
+    type->multiply[planes_for(type, round->numerics, 1)](&job, &round->engine->grids, begin, end);
 }
 
 static void gate_up_part(void *context, int part)
@@ -130,7 +130,7 @@ static void down_part(void *context, int part)
         .out = round->out, .out_rows = round->out_rows + share->pair,
         .out_stride = (size_t)round->width,
     };
-    round->down->multiply[round->numerics](&job, &round->engine->grids, begin, end);
+    round->down->multiply[round->lone_inner.planes](&job, &round->engine->grids, begin, end);
 }
 
 /* All phases for the pairs collected so far, and the round is empty again. */
@@ -214,12 +214,12 @@ int moe_expert_blocks(moe_engine *engine, int numerics, int gate_type, int up_ty
     };
     activation_shape input = {
         .n_tokens = n_tokens, .n_columns = width, .width = 1,
-        .planes = larger(planes_for(round.gate, numerics), planes_for(round.up, numerics)),
+        .planes = larger(planes_for(round.gate, numerics, 1), planes_for(round.up, numerics, 1)),
         .has_values = round.gate->is_float || round.up->is_float,
     };
     activation_shape lone = {
         .n_tokens = ROUND_PAIRS, .n_columns = expert_width, .width = 1,
-        .planes = planes_for(round.down, numerics), .has_values = round.down->is_float,
+        .planes = planes_for(round.down, numerics, 1), .has_values = round.down->is_float,
     };
     activation_shape bundled = input, bundled_inner = lone;
     bundled.n_tokens = ROUND_PAIRS;

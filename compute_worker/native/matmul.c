@@ -34,7 +34,7 @@ int moe_matmul(moe_engine *engine, int numerics, int type, const void *weights, 
 {
     const type_kernels *kernels = &engine->set->types[type];
     activation_shape shape = {
-        .n_tokens = n_tokens, .n_columns = n_columns, .planes = planes_for(kernels, numerics),
+        .n_tokens = n_tokens, .n_columns = n_columns, .planes = planes_for(kernels, numerics, 0),
         .has_values = kernels->is_float, .width = n_tokens == 1 && engine->set->has_direct ? 1 : SIDE_BY_SIDE,
     };
     activations input;
@@ -47,7 +47,7 @@ int moe_matmul(moe_engine *engine, int numerics, int type, const void *weights, 
         .rows = {.weights = weights, .n_columns = n_columns,
                  .row_bytes = row_bytes_of(kernels, n_columns), .input = &input,
                  .n_tokens = n_tokens, .out = out, .out_stride = (size_t)n_rows},
-        .multiply = kernels->multiply[numerics],
+        .multiply = kernels->multiply[shape.planes],
         .grids = &engine->grids,
         .n_rows = n_rows,
         .rows_per_part = part_rows(engine->pool, n_rows),

@@ -3,12 +3,13 @@
  * Per row and token, for each group of 32 columns in ascending order:
  *
  *     dot  = sum(bytes * activation integers)        integers, exact in any order
- *     part = scale * dot + minimum * sum(activation integers)
- *     sum += activation scale * part                 one fused multiply-add
+ *     part = scale * (dot - offset * sum(integers)) + minimum * sum(integers)
+ *     sum += activation scale * part
  *
- * EXACT has activations of 24 bits in three planes of 8: the dots of the planes are put together as
- * float32. Float weights: two chains of multiply-adds per group (even and odd columns), then added.
- * Several tokens at once reuse a loaded word; that changes no operation of any one token.
+ * with one fused multiply-add per step. Several planes of activations: the dots of the planes are put
+ * together as float32 first. Float weights: two chains of multiply-adds per group (even and odd
+ * columns), then added. Several tokens and rows at once reuse what is loaded; that changes no
+ * operation of any one of them.
  */
 
 /* Sums of a group of rows, by token of the job. */
@@ -97,7 +98,7 @@ INLINE void multiply_bundles(const stored_tile *t, plan how, int n_tiles, const 
                              int first, int n_tokens, int group, int n_groups, row_sums *sums)
 {
     enum { W = SIDE_BY_SIDE };
-    int at_once = how.planes == 1 ? TOKENS_PER_PASS : TOKENS_PER_PASS / 2;
+    int at_once = how.planes <= 2 ? TOKENS_PER_PASS : TOKENS_PER_PASS / 2;
     for (int i = 0; i < n_tokens;) {
         int token = job->first_token + first + i, lane = token % W, n = n_tokens - i;
         bundle_view x = view_bundle(job->input, token / W, group);
@@ -140,8 +141,9 @@ typedef void multiply_tile(const stored_tile *t, layout type, int n_tiles, const
         multiply_stored(t, how, n_tiles, job, first, n_tokens, group, n_groups, sums);            \
     }
 #define MULTIPLY_TILE(kind, ...)                                                                  \
-    MULTIPLY_FUNCTION(kind##_fast, 1, __VA_ARGS__)                                                \
-    MULTIPLY_FUNCTION(kind##_exact, MAX_PLANES, __VA_ARGS__)
+    MULTIPLY_FUNCTION(kind##_1, 1, __VA_ARGS__)                                                   \
+    MULTIPLY_FUNCTION(kind##_2, 2, __VA_ARGS__)                                                   \
+    MULTIPLY_FUNCTION(kind##_3, 3, __VA_ARGS__)
 
 MULTIPLY_TILE(scales_32, .subgroups = 1, .offset = type.offset)
 MULTIPLY_TILE(scales_32_wide, .subgroups = 1, .offset = 128, .wide = 1)
@@ -149,7 +151,7 @@ MULTIPLY_TILE(scales_32_minima, .subgroups = 1, .has_minimum = 1)
 MULTIPLY_TILE(scales_16, .subgroups = 2, .offset = type.offset)
 MULTIPLY_TILE(scales_16_minima, .subgroups = 2, .has_minimum = 1)
 
-MULTIPLY_FUNCTION(floats_fast, 1, .is_float = 1)
+MULTIPLY_FUNCTION(floats_0, 1, .is_float = 1)
 
 enum { EDGE_BYTES = LANES * 4 * FLOAT_TILE_COLUMNS }; /* F32 has the largest tile */
 

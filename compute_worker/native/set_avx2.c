@@ -1,7 +1,7 @@
 /* AVX2 with FMA and F16C: Intel from Haswell on, AMD from Zen on. */
 #if defined(__x86_64__)
 #pragma GCC target("avx2,fma,f16c,bmi2")
-#pragma GCC optimize("O3")
+#pragma GCC optimize("O2")
 
 #include "engine.h"
 #include "simd_avx2.h"

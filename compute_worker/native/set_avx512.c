@@ -1,7 +1,7 @@
 /* AVX-512 with VNNI: Intel from Cascade Lake (servers) and Ice Lake on, AMD from Zen 4 on. */
 #if defined(__x86_64__)
 #pragma GCC target("avx2,fma,f16c,bmi2,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")
-#pragma GCC optimize("O3")
+#pragma GCC optimize("O2")
 
 #include "engine.h"
 #include "simd_avx512.h"

@@ -19,8 +19,8 @@
     }
 /* All tiles of some rows times one token. */
 #if HAS_DIRECT
-#define DIRECT_FUNCTION(name, suffix, planes)                                                     \
-    static vf direct_##suffix##_##name(const row_group *g)                                        \
+#define DIRECT_FUNCTION(name, planes)                                                             \
+    static vf direct_##planes##_##name(const row_group *g)                                        \
     {                                                                                             \
         plan how = {layout_##name, planes, 1};                                                    \
         uint8_t edge[EDGE_BYTES];                                                                 \
@@ -34,39 +34,39 @@
         }                                                                                         \
         return t.sum;                                                                             \
     }
-#define DIRECT_OR_NULL(name, suffix) direct_##suffix##_##name
+#define DIRECT_OR_NULL(name, planes) direct_##planes##_##name
 #else
-#define DIRECT_FUNCTION(name, suffix, planes)
-#define DIRECT_OR_NULL(name, suffix) NULL
+#define DIRECT_FUNCTION(name, planes)
+#define DIRECT_OR_NULL(name, planes) NULL
 #endif
 
-#define ROW_FUNCTION(name, suffix, planes, tile_columns, columns, bytes, kind)                    \
-    DIRECT_FUNCTION(name, suffix, planes)                                                         \
-    static void rows_##suffix##_##name(const row_job *job, const moe_grids *grids, int begin,     \
+#define ROW_FUNCTION(name, planes, tile_columns, columns, bytes, kind)                            \
+    DIRECT_FUNCTION(name, planes)                                                                 \
+    static void rows_##planes##_##name(const row_job *job, const moe_grids *grids, int begin,     \
                                        int end)                                                   \
     {                                                                                             \
         const row_kernel kernel = {                                                               \
             layout_##name, tile_columns, (tile_columns) / (columns) * (bytes),                    \
-            DIRECT_OR_NULL(name, suffix), store_##name, kind##_##suffix};                         \
+            DIRECT_OR_NULL(name, planes), store_##name, kind##_##planes};                         \
         multiply_rows_with(&kernel, job, grids, begin, end);                                      \
     }
 #define DEFINE_FLOAT(type, name, columns, bytes, kind)                                            \
-    STORE_FUNCTION(name) ROW_FUNCTION(name, fast, 1, FLOAT_TILE_COLUMNS, columns, bytes, kind)
+    STORE_FUNCTION(name) ROW_FUNCTION(name, 0, FLOAT_TILE_COLUMNS, columns, bytes, kind)
 /* One block of the K types, one chunk of those with blocks of 32. */
 #define QUANTISED_TILE(block_columns) ((block_columns) == 32 ? CHUNK_COLUMNS : TILE_COLUMNS)
 #define DEFINE_QUANTISED(type, name, columns, bytes, kind)                                        \
     STORE_FUNCTION(name)                                                                          \
-    ROW_FUNCTION(name, exact, MAX_PLANES, QUANTISED_TILE(columns), columns, bytes, kind)          \
-    ROW_FUNCTION(name, fast, 1, QUANTISED_TILE(columns), columns, bytes, kind)
+    ROW_FUNCTION(name, 1, QUANTISED_TILE(columns), columns, bytes, kind)                          \
+    ROW_FUNCTION(name, 2, QUANTISED_TILE(columns), columns, bytes, kind)                          \
+    ROW_FUNCTION(name, 3, QUANTISED_TILE(columns), columns, bytes, kind)
 
 FLOAT_TYPES(DEFINE_FLOAT)
 QUANTISED_TYPES(DEFINE_QUANTISED)
 
-/* Float weights keep float32 activations in both numerics. */
 #define FLOAT_ENTRY(type, name, columns, bytes, kind)                                             \
-    [type] = {columns, bytes, 1, {rows_fast_##name, rows_fast_##name}},
+    [type] = {columns, bytes, 1, {rows_0_##name}},
 #define QUANTISED_ENTRY(type, name, columns, bytes, kind)                                         \
-    [type] = {columns, bytes, 0, {rows_exact_##name, rows_fast_##name}},
+    [type] = {columns, bytes, 0, {NULL, rows_1_##name, rows_2_##name, rows_3_##name}},
 
 const instruction_set THIS_SET = {
     .name = THIS_NAME,

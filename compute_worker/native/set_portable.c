@@ -1,5 +1,5 @@
 /* Plain C: runs everywhere, and is what a new instruction set is checked against. */
-#pragma GCC optimize("O3")
+#pragma GCC optimize("O2")
 #include "engine.h"
 #include "simd_portable.h"
 

@@ -57,7 +57,7 @@ INLINE float float_at(const uint8_t *p)
  * sees constants and all arrays of a tile become registers. */
 typedef struct {
     layout type;
-    int planes;    /* of the activations: 1 FAST, 3 EXACT */
+    int planes;    /* of the activations */
     int is_direct; /* multiply at once, else store */
 } plan;
 
@@ -112,16 +112,17 @@ INLINE int sum_kind(layout type, int half)
     return type.subgroups == 1 ? ALL_32 : half == 0 ? FIRST_16 : LAST_16;
 }
 
-/* Dots of the planes as one number. 256 * middle + low still fits into 32 bits. */
+/* Dots of the planes as one number. The lower two, 256 * high + low, still fit into 32 bits. */
 INLINE vf join_planes(int planes, const vi dots[MAX_PLANES])
 {
     if (planes == 1)
         return to_float(dots[0]);
-    return multiply_add(to_float(dots[2]), all_floats(65536.0f), to_float(dots[0] + (dots[1] << 8)));
+    vf lower = to_float(dots[0] + (dots[1] << 8));
+    return planes == 2 ? lower : multiply_add(to_float(dots[2]), all_floats(65536.0f), lower);
 }
 
-/* One subgroup's share of its group: scale * (dot - offset * sum) + minimum * sum. FAST: dot and
- * offset * sum are integers below 2^24, so their difference is exact. */
+/* One subgroup's share of its group: scale * (dot - offset * sum) + minimum * sum. With one plane
+ * dot and offset * sum are integers below 2^24, so their difference is exact. */
 INLINE vf add_subgroup(layout type, int half, vf dot, vf scale, vf minimum, float sum, vf part)
 {
     if (type.offset && !(type.wide && WIDE_DOT_IS_SIGNED))
