@@ -6,10 +6,7 @@ the allocated bytes of the pool once. Page cache is the system's, not ours.
 
 import os
 import re
-from collections.abc import Iterable
 from pathlib import Path
-
-from shm.pool import allocated_bytes
 
 PRIVATE_FIELDS = re.compile(rb"^(?:RssAnon|VmPTE):\s+(\d+) kB$", re.MULTILINE)
 
@@ -21,12 +18,6 @@ def private_bytes(pid: int) -> int:
     except (FileNotFoundError, ProcessLookupError):
         return 0
     return sum(int(found) * 1024 for found in PRIVATE_FIELDS.findall(status))
-
-
-def accounted_bytes(pids: Iterable[int], pool_fd: int | None) -> int:
-    """What all our processes hold now."""
-    pool_bytes = 0 if pool_fd is None else allocated_bytes(pool_fd)
-    return sum(private_bytes(pid) for pid in pids) + pool_bytes
 
 
 def io_progress(pid: int) -> tuple[int, ...]:

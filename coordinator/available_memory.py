@@ -13,6 +13,7 @@ MIN_RESERVE_BYTES = 256 * 1024 * 1024
 RESERVE_SHARE = 0.08  # for the rest of the system: page cache of programs, other processes' growth
 CGROUP_FOLDER = "sys/fs/cgroup"
 NO_LIMIT_BYTES = 2**60  # v1 says "unlimited" as the largest page-aligned number
+FILE_CACHE = ("inactive_file", "active_file")  # figures of memory.stat
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +29,14 @@ class LimitedGroup:
         limit = NO_LIMIT_BYTES if text == "max" else int(text)
         return limit if limit < NO_LIMIT_BYTES else None
 
-    def room_bytes(self) -> int | None:
-        """Limit less usage, page cache not counted. Raises like `limit_bytes`."""
+    def room_bytes(self, free: tuple[str, ...] = FILE_CACHE) -> int | None:
+        """Limit less usage, where page cache of the kinds in `free` counts as free; less than 0
+        where the rest is in use. Raises like `limit_bytes`."""
         limit = self.limit_bytes()
         if limit is None:
             return None
         usage = int(self.usage_file.read_text())
-        used = max(0, usage - _file_cache_bytes(self.limit_file.parent / "memory.stat"))
-        return max(0, limit - used)
+        return limit - usage + _stat_bytes(self.limit_file.parent / "memory.stat", free)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +99,17 @@ def _room(root: Path, group: LimitedGroup) -> list[AvailableMemory]:
         return []
     if n_bytes is None:
         return []
-    return [AvailableMemory(n_bytes, f"/{group.limit_file.relative_to(root)}", group)]
+    source = f"/{group.limit_file.relative_to(root)}"
+    return [AvailableMemory(max(0, n_bytes), source, group)]
 
 
-def _file_cache_bytes(stat_file: Path) -> int:
-    """Page cache of a group and all below it, in bytes. v1 calls the sums `total_…`."""
+def _stat_bytes(stat_file: Path, names: tuple[str, ...]) -> int:
+    """Sum of some figures of a group and all below it. v1 calls the sums `total_…`."""
     try:
         pairs = [line.split() for line in stat_file.read_text().splitlines()]
         stat = {key: int(value) for key, value in pairs}
     except (OSError, ValueError):
         return 0
-    names = ("inactive_file", "active_file")
     return sum(stat.get(f"total_{name}", stat.get(name, 0)) for name in names)
 
 

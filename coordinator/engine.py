@@ -275,7 +275,7 @@ class Engine:
     def _watch_memory(self, now: float) -> None:
         if self.core.requests.running_step is not None:
             self.memory.account(self._pids(), now)
-        if (target := self.memory.look(now)) is not None:
+        if (target := self.memory.look(self._pids(), now)) is not None:
             self._handle(target)
         for line in self.memory.take_lines():
             self._listener.on_event(line)

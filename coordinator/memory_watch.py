@@ -8,11 +8,11 @@ the moments when it is due. Decides nothing about slots: it says how many of eac
 from collections.abc import Iterable
 from pathlib import Path
 
-from coordinator.accounting import accounted_bytes
+from coordinator.accounting import private_bytes
 from coordinator.actions import PunchSlots, RestoreSlots
 from coordinator.memory_room import MemoryRoom
 from coordinator.pool_memory import PoolMemory
-from coordinator.pressure import Pressure
+from coordinator.pressure import MUCH_TAKEN_BYTES, Pressure
 from coordinator.slot_classes import slots_within, smallest_layout_bytes
 from coordinator.state import PoolTarget
 from shm.pool import PoolLayout
@@ -27,28 +27,22 @@ MiB = 1024 * 1024
 
 
 class MemoryWatch:
-    """Of one run. Without a pool (`pool_fd` None) it only counts. Use as a context manager."""
+    """Of one run. Without a pool (`pool_fd` None) it only counts."""
 
     def __init__(
         self, pool_fd: int | None, layout: PoolLayout, budget_bytes: int, root: Path = Path("/")
     ) -> None:
         self.accounted_bytes = self.peak_bytes = 0
-        self._pool_fd = pool_fd
         self._pool = PoolMemory(pool_fd, layout) if pool_fd is not None else None
         self._layout = layout
         self._budget_bytes = budget_bytes
         self._room = MemoryRoom(root)
         self._pressure: Pressure | None = None
-        self._slots_of_class = tuple(cls.n_slots for cls in layout.classes)
+        self._private_bytes = 0  # of all processes when they were counted last
+        self._left_bytes = 0  # at the last look: room, and what is ours
         self._next_account = self._next_look = 0.0
         self._short_since: float | None = None
         self._lines: list[str] = []
-
-    def __enter__(self) -> "MemoryWatch":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._room.close()
 
     @property
     def full_bytes(self) -> int:
@@ -68,33 +62,36 @@ class MemoryWatch:
         """Count what all processes hold, if that is due."""
         if now_seconds >= self._next_account:
             self._next_account = now_seconds + ACCOUNT_SECONDS
-            self.accounted_bytes = accounted_bytes(pids, self._pool_fd)
-            self.peak_bytes = max(self.peak_bytes, self.accounted_bytes)
+            self._count(pids)
 
     def begin(self, pids: Iterable[int], now_seconds: float) -> None:
         """Everything is loaded: from now on the pool follows the room there is."""
         if self._pool is None or self._pressure is not None:
             return
-        self._next_account = 0.0
-        self.account(pids, now_seconds)
-        unused = max(0, self._budget_bytes - self.accounted_bytes)
-        spare = self._room.look(now_seconds, enough_bytes=0) - unused
+        self._count(pids)
+        room = self._room.look(now_seconds)
+        self._left_bytes = room + self.accounted_bytes
         layout = self._layout
         smallest, unit = smallest_layout_bytes(layout), sum(c.slot_bytes for c in layout.classes)
+        spare = room - max(0, self._budget_bytes - self.accounted_bytes)
         self._pressure = Pressure(layout.total_bytes, smallest, unit, spare)
 
-    def look(self, now_seconds: float) -> PoolTarget | None:
+    def look(self, pids: Iterable[int], now_seconds: float) -> PoolTarget | None:
         """What the pool should be now, if that is due and not what it is."""
         if self._pressure is None or self._pool is None or now_seconds < self._next_look:
             return None
-        room = self._room.look(now_seconds, self._pressure.high_bytes)
+        room = self._room.look(now_seconds)
         self._next_look = now_seconds + self._interval(room)
-        target = self._pressure.target(room, self._pool.n_bytes, now_seconds)
+        own = self._private_bytes + self._pool.n_bytes
+        if self._left_bytes - (room + own) >= MUCH_TAKEN_BYTES:
+            self._count(pids)  # it may be ourselves who took it
+            own = self._private_bytes + self._pool.n_bytes
+        self._left_bytes = room + own
+        target = self._pressure.target(room, self._pool.n_bytes, own, now_seconds)
         if target is None:
             return None
         self._tell(room, target, now_seconds)
-        self._slots_of_class = slots_within(self._layout, target)
-        return PoolTarget(self._slots_of_class)
+        return PoolTarget(slots_within(self._layout, target))
 
     def perform(self, action: PunchSlots | RestoreSlots) -> None:
         """Give or take the memory of slots."""
@@ -109,6 +106,11 @@ class MemoryWatch:
         lines, self._lines = self._lines, []
         return lines
 
+    def _count(self, pids: Iterable[int]) -> None:
+        self._private_bytes = sum(map(private_bytes, pids))
+        self.accounted_bytes = self._private_bytes + self.pool_bytes
+        self.peak_bytes = max(self.peak_bytes, self.accounted_bytes)
+
     def _interval(self, room: int) -> float:
         assert self._pressure is not None
         if not self._room.is_limited:
@@ -117,13 +119,12 @@ class MemoryWatch:
         return min(LONGEST_SECONDS, max(SHORTEST_SECONDS, seconds))
 
     def _tell(self, room: int, target: int, now_seconds: float) -> None:
-        assert self._pool is not None
-        figures = f"room_mib={room // MiB} pool_mib={self._pool.n_bytes // MiB}"
-        if target < self._pool.n_bytes:
+        figures = f"room_mib={room // MiB} pool_mib={self.pool_bytes // MiB}"
+        if target < self.pool_bytes:
             if self._short_since is None:
                 self._short_since = now_seconds
                 self._lines.append(f"event=pool_shrinks {figures} limit={self._room.source!r}")
-        elif self._short_since is not None and target >= self._layout.total_bytes:
+        elif self._short_since is not None and target >= self.full_bytes:
             seconds = now_seconds - self._short_since
             self._lines.append(f"event=pool_restored {figures} after_seconds={seconds:.1f}")
             self._short_since = None

@@ -124,7 +124,7 @@ class CoreLink:
     def _watch_memory(self) -> None:
         now = time.monotonic()
         self.memory.account([os.getpid()], now)
-        if (target := self.memory.look(now)) is not None:
+        if (target := self.memory.look([os.getpid()], now)) is not None:
             self.handle(target)
         for line in self.memory.take_lines():
             self._terminal.line(line)

@@ -57,7 +57,7 @@ def started(
             build_core(setup),
             [*io_worker_specs(setup, pool_fd), compute],
             setup.reader_credit,
-            stack.enter_context(memory),
+            memory,
             setup.files,
             listener,
             compute_reads=compute_reads,
