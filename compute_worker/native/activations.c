@@ -1,5 +1,5 @@
-/* The arrays of prepared activations: their sizes, filling, and gathering for an expert. What a group
- * of values becomes is decided in activations.h, by each instruction set. */
+/* The arrays of prepared activations: their sizes, filling, and gathering for an expert. What a
+ * group of values becomes is decided in activations.h, by each instruction set. */
 #include <string.h>
 
 #include "engine.h"
@@ -11,7 +11,7 @@ int planes_for(const type_kernels *type, int numerics, int is_expert)
 }
 
 /* Whole tiles; a tile of a float type is two groups. */
-static int used_groups(int n_columns, int planes)
+int used_groups(int n_columns, int planes)
 {
     int tile_columns = planes ? TILE_COLUMNS : 2 * GROUP;
     return (n_columns + tile_columns - 1) / tile_columns * (tile_columns / GROUP);
@@ -104,7 +104,8 @@ static void spread_words(const void *from, void *to, size_t n_words, size_t lane
 }
 
 /* A record of width 1 and a lane of a wider one hold the same words in the same order. */
-void bundle_tokens(const activations *from, const int32_t *tokens, int n, activations *to, int bundle)
+void bundle_tokens(const activations *from, const int32_t *tokens, int n, activations *to,
+                   int bundle)
 {
     size_t n_groups = (size_t)from->n_groups, to_groups = (size_t)to->n_groups, b = (size_t)bundle;
     size_t one = record_bytes(from->planes, 1);

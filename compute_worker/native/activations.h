@@ -53,12 +53,13 @@ INLINE void fill_record(uint8_t *record, int planes, int width, int lane, const 
         memcpy(record + sum_at(planes, width, kind, lane), sums + kind, 4);
 }
 
-INLINE void fill_records(activations *input, int planes, int width, int i, int g, int n, const float *x)
+INLINE void fill_records(activations *input, int planes, int width, int i, int g, int n,
+                         const float *x)
 {
     size_t group = (size_t)(i / width) * (size_t)input->n_groups + (size_t)g;
-    uint8_t *record = input->records + group * record_bytes(planes, width) + 4 * (i % width);
-    for (int j = 0; j < n; j++)
-        fill_record(record + (size_t)j * record_bytes(planes, width), planes, width, 0, x + GROUP * j);
+    uint8_t *record = input->records + group * record_bytes(planes, width);
+    for (int j = 0; j < n; j++, record += record_bytes(planes, width), x += GROUP)
+        fill_record(record, planes, width, i % width, x);
 }
 
 static void prepare(activations *input, int i, int g, int n, const float *x)

@@ -12,9 +12,9 @@
 /* cffi begins */
 typedef struct moe_engine moe_engine;
 
-/* Look-up tables of the IQ2 and IQ3 types: per index the codes of 8 (2 bits each) or 4 (4 bits each)
- * neighbouring weights, the first in the lowest bits. One more entry than indices: it may be read but
- * is not used. The caller keeps them alive. */
+/* Look-up tables of the IQ2 and IQ3 types: per index the codes of 8 (2 bits each) or 4 (4 bits
+ * each) neighbouring weights, the first in the lowest bits. One more entry than indices: it may be
+ * read but is not used. The caller keeps them alive. */
 typedef struct {
     const uint16_t *iq2_xxs; /* 256 + 1 */
     const uint16_t *iq2_xs;  /* 512 + 1 */
@@ -37,8 +37,8 @@ int moe_type_is_native(const moe_engine *engine, int type);
 int moe_matmul(moe_engine *engine, int numerics, int type, const void *weights, int n_rows,
                int n_cols, const float *x, int n_tokens, float *out);
 
-/* Expert i: for every p of its pair_counts[i] entries in pairs (the lists of all experts follow each
- * other), out[p] = down @ (silu(gate @ x[p / n_active]) * (up @ x[p / n_active])). */
+/* Expert i: for every p of its pair_counts[i] entries in pairs (the lists of all experts follow
+ * each other), out[p] = down @ (silu(gate @ x[p / n_active]) * (up @ x[p / n_active])). */
 int moe_expert_blocks(moe_engine *engine, int numerics, int gate_type, int up_type, int down_type,
                       int width, int expert_width, const uint64_t *addresses, int n_experts,
                       const int32_t *pairs, const int32_t *pair_counts, int n_active,

@@ -2,10 +2,10 @@
  *
  *     kv (n_blocks, n_layers, 2, K, 64, head_width)      2: keys, values
  *
- * A part is one key-value head and some neighbouring tokens of one sequence, so that a tile of keys
- * is unpacked once for all of them and for all heads that share it. For each tile of 64 positions in
- * ascending order: scores (the tile is a matrix of 64 rows), running softmax, mix of values. A query
- * ends with the tile of its own position, whoever else is in the part.
+ * A part is one key-value head and some neighbouring tokens of one sequence, so that a tile of
+ * keys is unpacked once for all of them and for all heads that share it. For each tile of 64
+ * positions in ascending order: scores (the tile is a matrix of 64 rows), running softmax, mix of
+ * values. A query ends with the tile of its own position, whoever else is in the part.
  */
 #include <math.h>
 #include <string.h>
@@ -124,8 +124,8 @@ static void attention_part(void *context, int part)
         attend_queries(job, &q, n, sequence, head);
 }
 
-/* Neighbouring tokens of one sequence, as many as fill one block of queries, are a span. Returns their
- * number, and writes where they begin if there is room for it already. */
+/* Neighbouring tokens of one sequence, as many as fill one block of queries, are a span. Returns
+ * their number, and writes where they begin if there is room for it already. */
 static int count_spans(const attention_job *job, int shared)
 {
     int most = shared < QUERIES_AT_ONCE ? QUERIES_AT_ONCE / shared : 1, n_spans = 0, begin = 0;

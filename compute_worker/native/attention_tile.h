@@ -1,7 +1,8 @@
 /* Parts of attention over one tile of the KV cache (64 positions of one head), once per set. The
  * scores come from the matrix product: a tile of keys is a matrix of 64 rows. */
 
-/* LANES values of a row of the cache, from column `at` (a multiple of LANES; Q8_0: see unpack_32.h) */
+/* LANES values of a row of the cache, from column `at` (a multiple of LANES; Q8_0: see
+ * unpack_32.h) */
 INLINE vf load_cached(int type, const uint8_t *row, int at)
 {
     if (type == TYPE_F32)
@@ -39,8 +40,8 @@ INLINE void mix_values_of(int type, const uint8_t *values, size_t row_bytes, int
         mix_columns(type, values, row_bytes, weights, count, at, 1, out);
 }
 
-static void mix_values(int type, const void *values, int head_width, const float *weights, int count,
-                       float *out)
+static void mix_values(int type, const void *values, int head_width, const float *weights,
+                       int count, float *out)
 {
     size_t width = (size_t)head_width;
     if (type == TYPE_F32)
@@ -90,8 +91,10 @@ static void store_row(int type, const float *values, int n, void *out)
             vf inverse = all_floats(scale > 0.0f ? 1.0f / scale : 0.0f);
             uint16_t half = half_from_float(scale);
             memcpy(bytes, &half, 2);
-            for (int j = 0; j < GROUP; j += LANES)
-                store_bytes((int8_t *)bytes + 2 + j, round_to_int(load_floats(values + i + j) * inverse));
+            for (int j = 0; j < GROUP; j += LANES) {
+                vi integers = round_to_int(load_floats(values + i + j) * inverse);
+                store_bytes((int8_t *)bytes + 2 + j, integers);
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-/* The engine: one instruction set, its threads, and scratch memory that grows to the largest call. */
+/* The engine: one instruction set, its threads, and scratch that grows to the largest call. */
 #include "engine.h"
 
 #include <stdlib.h>

@@ -54,25 +54,26 @@ enum {
 /* Tokens ready to be multiplied, filled up with zeros to whole tiles of columns.
  *
  * Quantised weights are multiplied with integers of 8 bits per plane: value = scale * integer, one
- * scale per group of 32 = largest magnitude / largest integer; the integer's signed base-256 digits
- * are the planes.
+ * scale per group of 32 = largest magnitude / largest integer; the integer's signed base-256
+ * digits are the planes.
  *
  *     3 planes   exact. It rounds by 2^-24 of the group's largest value, as one float32 addition of
  *                that value would, and all that follows within a group is exact.
- *     2 planes   fast, dense matrices. What attention adds to the hidden state decides which experts
- *                are chosen. With 8 bits here, flipped choices are most of a model's error; with 16
- *                the divergence of its distributions falls to a fifth. Costs nothing at decode, where
- *                memory is the limit, and a tenth of the time of a prompt.
+ *     2 planes   fast, dense matrices. What attention adds to the hidden state decides which
+ *                experts are chosen. With 8 bits here, flipped choices are most of a model's error;
+ *                with 16 the divergence of its distributions falls to a fifth. Costs nothing at
+ *                decode, where memory is the limit, and a tenth of the time of a prompt.
  *     1 plane    fast, experts.
  *
  * Float weights are multiplied with the values themselves (0 planes).
  *
- * `width` tokens W, 1 or SIDE_BY_SIDE, are a bundle and lie side by side, so that one pointer serves
- * them all: token i is lane i % W of bundle i / W. A bundle has one record per group, P = planes:
+ * `width` tokens W, 1 or SIDE_BY_SIDE, are a bundle and lie side by side, so that one pointer
+ * serves them all: token i is lane i % W of bundle i / W. A bundle has one record per group (P is
+ * planes):
  *
  *     int8   bytes (P, 8, W, 4)   lowest digit first; 8 words of 4 columns
  *     float  scale (W)
- *     float  sums  (N_SUMS, W)    of the integers: minima and offsets of weights are multiplied with them
+ *     float  sums  (N_SUMS, W)    of the integers, for minima and offsets of the weights
  */
 typedef struct {
     int n_groups, planes, width; /* n_groups: of the arrays, some more than the columns have */
@@ -103,10 +104,10 @@ static inline size_t sum_at(int planes, int width, int kind, int lane)
     return word_at(width, planes, 1 + kind, lane);
 }
 
-/* Rows [begin, end) of a matrix times tokens [first_token, first_token + n_tokens) of the input. Token
- * i of these times row r is written to out[o * out_stride + r - out_begin], o = out_rows[i], or i
- * where out_rows is NULL. Where the input's width is 1, n_tokens is 1; else first_token begins a
- * bundle. */
+/* Rows [begin, end) of a matrix times tokens [first_token, first_token + n_tokens) of the input.
+ * Token i of these times row r is written to out[o * out_stride + r - out_begin], o = out_rows[i],
+ * or i where out_rows is NULL. Where the input's width is 1, n_tokens is 1; else first_token
+ * begins a bundle. */
 typedef struct {
     const uint8_t *weights;
     const uint8_t *next; /* bytes that will be wanted after row `end`, or NULL: a hint */
@@ -130,19 +131,19 @@ typedef struct {
 /* One instruction set. */
 typedef struct {
     const char *name;
-    int has_direct; /* functions for a lone token (tile.h); else it is a bundle with one lane in use */
+    int has_direct; /* functions for a lone token (tile.h); else it is a bundle, one lane used */
     type_kernels types[N_TYPES];
     /* Fill groups [g, g + n) of token i from 32 n values. */
     void (*prepare)(activations *input, int i, int g, int n, const float *x);
     /* out[i] = silu(gate[i]) * up[i], n a multiple of 16 */
     void (*silu_product)(const float *gate, const float *up, float *out, int n);
-    /* The scores (64) of one query and one tile, times `scale`, become weights exp(score - largest);
-     * positions from `count` on weigh 0. `largest` and `total` run over the tiles; returns what the
-     * sums of earlier tiles must be multiplied with. */
+    /* The scores (64) of one query and one tile, times `scale`, become weights
+     * exp(score - largest); positions from `count` on weigh 0. `largest` and `total` run over the tiles;
+     * returns what the sums of earlier tiles must be multiplied with. */
     float (*soften)(float *scores, int count, float scale, float *largest, float *total);
     /* out[d] += sum over positions [0, count) of weights[position] * values[position][d] */
-    void (*mix_values)(int type, const void *values, int head_width, const float *weights, int count,
-                       float *out);
+    void (*mix_values)(int type, const void *values, int head_width, const float *weights,
+                       int count, float *out);
     /* One row of keys or values as the cache holds it. */
     void (*store_row)(int type, const float *values, int n, void *out);
 } instruction_set;
@@ -189,6 +190,8 @@ typedef struct {
     int n_tokens, n_columns, planes, has_values, width;
 } activation_shape;
 
+/* Groups that so many columns have, filled up to whole tiles. */
+int used_groups(int n_columns, int planes);
 size_t activation_bytes(activation_shape shape);
 void carve_activations(activations *input, void **scratch, activation_shape shape);
 
@@ -199,6 +202,7 @@ void prepare_tokens(moe_engine *engine, activations *input, const float *x, int 
                     int n_columns);
 
 /* Bundle `bundle` of `to` (SIDE_BY_SIDE wide) from n tokens of `from` (of width 1). */
-void bundle_tokens(const activations *from, const int32_t *tokens, int n, activations *to, int bundle);
+void bundle_tokens(const activations *from, const int32_t *tokens, int n, activations *to,
+                   int bundle);
 
 #endif

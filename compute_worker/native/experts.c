@@ -15,12 +15,12 @@
 
 enum {
     ROUND_PAIRS = 256,  /* a multiple of SIDE_BY_SIDE */
-    DOWN_ROWS = 128,    /* rows of a part of phase 2, and at most of a part of phase 1: 20 to 40 us */
+    DOWN_ROWS = 128,    /* rows of a part of phase 2, at most of one of phase 1: 20 to 40 us */
     GATE_VALUES = 2048, /* rows × tokens of a part of phase 1: gate and up lie on the stack */
 };
 
-/* Some pairs of one expert. A lone pair uses the activations of its token where they are; several use
- * a copy that begins a bundle. `first` counts in input and inner, `pair` in the round's list. */
+/* Some pairs of one expert. A lone pair uses the activations of its token where they are; several
+ * use a copy that begins a bundle. `…_first` counts in input and inner, `pair` in the round. */
 typedef struct {
     const uint8_t *gate, *up, *down;
     int pair, n;
@@ -100,10 +100,10 @@ static void gate_up_part(void *context, int part)
     }
     for (int first = 0; first < share->n; first += at_once) {
         int n = smaller(at_once, share->n - first);
-        multiply_inner(round, share, round->gate, share->gate, share->up + up_begin, begin, end, first,
-                       n, gate);
-        multiply_inner(round, share, round->up, share->up, share->gate + gate_end, begin, end, first,
-                       n, up);
+        multiply_inner(round, share, round->gate, share->gate, share->up + up_begin, begin, end,
+                       first, n, gate);
+        multiply_inner(round, share, round->up, share->up, share->gate + gate_end, begin, end,
+                       first, n, up);
         for (int i = 0; i < n; i++)
             for (int row = 0; row < end - begin; row += GROUP) {
                 float inner[GROUP];
@@ -197,8 +197,9 @@ static void clear_padding(const instruction_set *set, activations *inner, int n_
                           int expert_width)
 {
     static const float zeros[GROUP];
+    int begin = parts_of(expert_width, GROUP), end = used_groups(expert_width, inner->planes);
     for (int i = 0; i < n_tokens; i++)
-        for (int g = parts_of(expert_width, GROUP); g < inner->n_groups; g++)
+        for (int g = begin; g < end; g++)
             set->prepare(inner, i, g, 1, zeros);
 }
 
@@ -217,12 +218,16 @@ int moe_expert_blocks(moe_engine *engine, int numerics, int gate_type, int up_ty
         .planes = larger(planes_for(round.gate, numerics, 1), planes_for(round.up, numerics, 1)),
         .has_values = round.gate->is_float || round.up->is_float,
     };
+    int n_pairs = 0;
+    for (int i = 0; i < n_experts; i++)
+        n_pairs += pair_counts[i];
     activation_shape lone = {
-        .n_tokens = ROUND_PAIRS, .n_columns = expert_width, .width = 1,
+        .n_tokens = smaller(n_pairs, ROUND_PAIRS), .n_columns = expert_width, .width = 1,
         .planes = planes_for(round.down, numerics, 1), .has_values = round.down->is_float,
     };
     activation_shape bundled = input, bundled_inner = lone;
-    bundled.n_tokens = ROUND_PAIRS;
+    bundled.n_tokens = bundled_inner.n_tokens =
+        n_tokens == 1 && engine->set->has_direct ? 0 : smaller(n_pairs * SIDE_BY_SIDE, ROUND_PAIRS);
     bundled.width = bundled_inner.width = SIDE_BY_SIDE;
     void *scratch = engine_scratch(engine, activation_bytes(input) + activation_bytes(lone) +
                                                activation_bytes(bundled) +
@@ -233,8 +238,8 @@ int moe_expert_blocks(moe_engine *engine, int numerics, int gate_type, int up_ty
     carve_activations(&round.bundled, &scratch, bundled);
     carve_activations(&round.lone_inner, &scratch, lone);
     carve_activations(&round.bundled_inner, &scratch, bundled_inner);
-    clear_padding(engine->set, &round.lone_inner, ROUND_PAIRS, expert_width);
-    clear_padding(engine->set, &round.bundled_inner, ROUND_PAIRS, expert_width);
+    clear_padding(engine->set, &round.lone_inner, lone.n_tokens, expert_width);
+    clear_padding(engine->set, &round.bundled_inner, bundled_inner.n_tokens, expert_width);
     prepare_tokens(engine, &round.input, x, n_tokens, width);
     for (int i = 0; i < n_experts; i++) {
         add_pairs(&round, addresses + 3 * i, pairs, pair_counts[i], n_active);

@@ -19,8 +19,8 @@ static void matmul_part(void *context, int part)
     job->multiply(&rows, job->grids, begin, end);
 }
 
-/* Parts of a whole number of vectors: small enough to balance, large enough that the first rows of a
- * part, which nobody prefetched, do not count. One thread takes all rows at once. */
+/* Parts of a whole number of vectors: small enough to balance, large enough that the first rows of
+ * a part, which nobody prefetched, do not count. One thread takes all rows at once. */
 static int part_rows(const thread_pool *pool, int n_rows)
 {
     enum { SMALLEST = 64, PARTS_PER_THREAD = 8 };
@@ -35,7 +35,8 @@ int moe_matmul(moe_engine *engine, int numerics, int type, const void *weights, 
     const type_kernels *kernels = &engine->set->types[type];
     activation_shape shape = {
         .n_tokens = n_tokens, .n_columns = n_columns, .planes = planes_for(kernels, numerics, 0),
-        .has_values = kernels->is_float, .width = n_tokens == 1 && engine->set->has_direct ? 1 : SIDE_BY_SIDE,
+        .has_values = kernels->is_float,
+        .width = n_tokens == 1 && engine->set->has_direct ? 1 : SIDE_BY_SIDE,
     };
     activations input;
     void *scratch = engine_scratch(engine, activation_bytes(shape));

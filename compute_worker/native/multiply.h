@@ -6,17 +6,17 @@
  *     part = scale * (dot - offset * sum(integers)) + minimum * sum(integers)
  *     sum += activation scale * part
  *
- * with one fused multiply-add per step. Several planes of activations: the dots of the planes are put
- * together as float32 first. Float weights: two chains of multiply-adds per group (even and odd
- * columns), then added. Several tokens and rows at once reuse what is loaded; that changes no
+ * with one fused multiply-add per step. Several planes of activations: the dots of the planes are
+ * put together as float32 first. Float weights: two chains of multiply-adds per group (even and
+ * odd columns), then added. Several tokens and rows at once reuse what is loaded; that changes no
  * operation of any one of them.
  */
 
 /* Sums of a group of rows, by token of the job. */
 typedef vf row_sums[TOKENS_AT_ONCE];
 
-/* The widths of a pass are constants to the compiler: n_tiles groups of rows (1 or 2) times n tokens of
- * a bundle from lane `lane` on. Two groups of rows share what is loaded of the activations. */
+/* The widths of a pass are constants to the compiler: n_tiles groups of rows (1 or 2) times n
+ * tokens of a bundle. Two groups of rows share what is loaded of the activations. */
 INLINE void multiply_integers(const stored_tile *t, plan how, int n_tiles, bundle_view x, int n,
                               int n_groups, vf sums[2][SIDE_BY_SIDE])
 {
@@ -33,11 +33,11 @@ INLINE void multiply_integers(const stored_tile *t, plan how, int n_tiles, bundl
             UNROLL for (int j = 0; j < n_words; j++)
                 UNROLL for (int i = 0; i < n; i++)
                     UNROLL for (int p = 0; p < how.planes; p++) {
-                        int32_t four = four_bytes(
-                            x.records + word_at(W, p, n_words * half + j, i));
+                        size_t at = word_at(W, p, n_words * half + j, i);
+                        int32_t four = four_bytes(x.records + at);
                         UNROLL for (int r = 0; r < n_tiles; r++)
-                            dots[r][i][p] = dot_bytes(dots[r][i][p], t[r].words[n_words * s + j], four,
-                                                      how.type.wide);
+                            dots[r][i][p] = dot_bytes(dots[r][i][p], t[r].words[n_words * s + j],
+                                                      four, how.type.wide);
                     }
             UNROLL for (int i = 0; i < n; i++) {
                 float sum = float_at(x.records + sum_at(how.planes, W, kind, i));
@@ -117,8 +117,8 @@ INLINE void multiply_bundles(const stored_tile *t, plan how, int n_tiles, const 
     }
 }
 
-INLINE void multiply_stored(const stored_tile *t, plan how, int n_tiles, const row_job *job, int first,
-                            int n_tokens, int group, int n_groups, row_sums *sums)
+INLINE void multiply_stored(const stored_tile *t, plan how, int n_tiles, const row_job *job,
+                            int first, int n_tokens, int group, int n_groups, row_sums *sums)
 {
     if (n_tiles == 2)
         multiply_bundles(t, how, 2, job, first, n_tokens, group, n_groups, sums);
@@ -126,11 +126,11 @@ INLINE void multiply_stored(const stored_tile *t, plan how, int n_tiles, const r
         multiply_bundles(t, how, 1, job, first, n_tokens, group, n_groups, sums);
 }
 
-/* The multiplication of a stored tile is the same for all types of a kind, so it is compiled once per
- * kind and numerics; the unpacking that stores is the same for both numerics. */
+/* The multiplication of a stored tile is the same for all types of a kind, so it is compiled once
+ * per kind and number of planes; the unpacking that stores is the same for all of these. */
 typedef void unpack_tile(tile *t, const row_pointers *rows, const moe_grids *grids);
-typedef void multiply_tile(const stored_tile *t, layout type, int n_tiles, const row_job *job, int first,
-                           int n_tokens, int group, int n_groups, row_sums *sums);
+typedef void multiply_tile(const stored_tile *t, layout type, int n_tiles, const row_job *job,
+                           int first, int n_tokens, int group, int n_groups, row_sums *sums);
 
 #define MULTIPLY_FUNCTION(name, planes, ...)                                                      \
     static void name(const stored_tile *t, layout type, int n_tiles, const row_job *job,          \
@@ -197,9 +197,19 @@ INLINE row_pointers point_tile(const row_group *g, int c, uint8_t *edge, tile *t
                       g->tile_bytes);
 }
 
-/* All tiles of one or two groups of rows times n <= TOKENS_AT_ONCE tokens from number `first` on. */
-static void multiply_several(const row_group *groups, int n_row_groups, layout type, int first, int n,
-                             unpack_tile *unpack, multiply_tile *multiply, row_sums *sums)
+/* What differs between the types. */
+typedef struct {
+    layout type;
+    int tile_columns;
+    size_t tile_bytes;
+    vf (*direct)(const row_group *g); /* all tiles times one token */
+    unpack_tile *unpack;
+    multiply_tile *multiply;
+} row_kernel;
+
+/* All tiles of one or two groups of rows times n <= TOKENS_AT_ONCE tokens from `first` on. */
+static void multiply_several(const row_kernel *kernel, const row_group *groups, int n_row_groups,
+                             int first, int n, row_sums *sums)
 {
     uint8_t edge[EDGE_BYTES];
     stored_tile stored[2];
@@ -214,10 +224,11 @@ static void multiply_several(const row_group *groups, int n_row_groups, layout t
             t.words = stored[r].words;
             t.scales = stored[r].scale;
             t.minima = stored[r].minimum;
-            unpack(&t, &rows, groups->grids);
+            kernel->unpack(&t, &rows, groups->grids);
             ask_for_rest(&t);
         }
-        multiply(stored, type, n_row_groups, groups->job, first, n, c * n_groups, n_groups, sums);
+        kernel->multiply(stored, kernel->type, n_row_groups, groups->job, first, n, c * n_groups,
+                         n_groups, sums);
     }
 }
 
@@ -233,19 +244,9 @@ INLINE void store_sums(const row_job *job, int row, int n_rows, int first, int n
     }
 }
 
-/* What differs between the types. */
-typedef struct {
-    layout type;
-    int tile_columns;
-    size_t tile_bytes;
-    vf (*direct)(const row_group *g); /* all tiles times one token */
-    unpack_tile *unpack;
-    multiply_tile *multiply;
-} row_kernel;
-
 /* The rows from `row` on; those `step` further on are asked for meanwhile. */
-INLINE row_group group_at(const row_kernel *kernel, const row_job *job, const moe_grids *grids, int row,
-                          int end, int step)
+INLINE row_group group_at(const row_kernel *kernel, const row_job *job, const moe_grids *grids,
+                          int row, int end, int step)
 {
     const uint8_t *rows = job->weights + (size_t)row * job->row_bytes;
     return (row_group){
@@ -270,20 +271,19 @@ static void multiply_rows_with(const row_kernel *kernel, const row_job *job, con
         }
         return;
     }
-    for (int row = begin; row < end; row += 2 * LANES) {
-        int n_row_groups = row + LANES < end ? 2 : 1;
-        row_group groups[2];
-        for (int r = 0; r < n_row_groups; r++)
-            groups[r] = group_at(kernel, job, grids, row + r * LANES, end, 2 * LANES);
-        for (int first = 0; first < job->n_tokens; first += TOKENS_AT_ONCE) {
-            int n = job->n_tokens - first < TOKENS_AT_ONCE ? job->n_tokens - first : TOKENS_AT_ONCE;
+    /* Tokens outside, rows inside: the activations of TOKENS_AT_ONCE tokens stay in the
+     * second-level cache for all rows of the part. */
+    for (int first = 0; first < job->n_tokens; first += TOKENS_AT_ONCE) {
+        int n = job->n_tokens - first < TOKENS_AT_ONCE ? job->n_tokens - first : TOKENS_AT_ONCE;
+        for (int row = begin; row < end; row += 2 * LANES) {
+            int n_row_groups = row + LANES < end ? 2 : 1;
+            row_group groups[2];
             row_sums sums[2];
-            multiply_several(groups, n_row_groups, kernel->type, first, n, kernel->unpack,
-                             kernel->multiply, sums);
-            for (int r = 0; r < n_row_groups; r++) {
+            for (int r = 0; r < n_row_groups; r++)
+                groups[r] = group_at(kernel, job, grids, row + r * LANES, end, 2 * LANES);
+            multiply_several(kernel, groups, n_row_groups, first, n, sums);
+            for (int r = 0; r < n_row_groups; r++)
                 store_sums(job, row + r * LANES, groups[r].n_rows, first, n, sums[r]);
-                groups[r].next = NULL; /* asked for once */
-            }
         }
     }
 }

@@ -1,4 +1,5 @@
-/* NEON with dot products: Cortex-A55, A75 and later, Apple M1 and later, all Graviton but the first. */
+/* NEON with dot products: Cortex-A55, A75 and later, Apple M1 and later, all Graviton but the
+ * first. */
 #if defined(__aarch64__)
 #pragma GCC target("arch=armv8.2-a+dotprod")
 #pragma GCC optimize("O2")

@@ -11,8 +11,9 @@ INLINE void load_columns(const row_pointers *rows, int at, vu out[4])
     __m256i r[4];
     HIDE_DISTANCES(rows);
     UNROLL for (int i = 0; i < 4; i++) {
+        __m128i upper = _mm_loadu_si128((const __m128i *)ROW_AT(rows, 4 + i, at));
         r[i] = _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)ROW_AT(rows, i, at)));
-        r[i] = _mm256_inserti128_si256(r[i], _mm_loadu_si128((const __m128i *)ROW_AT(rows, 4 + i, at)), 1);
+        r[i] = _mm256_inserti128_si256(r[i], upper, 1);
     }
     __m256i low01 = _mm256_unpacklo_epi32(r[0], r[1]), low23 = _mm256_unpacklo_epi32(r[2], r[3]);
     __m256i high01 = _mm256_unpackhi_epi32(r[0], r[1]), high23 = _mm256_unpackhi_epi32(r[2], r[3]);
@@ -68,14 +69,16 @@ INLINE vi maximum_int(vi a, vi b)
 
 INLINE int32_t largest_int(vi v)
 {
-    __m128i m = _mm_max_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+    __m128i upper = _mm256_extracti128_si256((__m256i)v, 1);
+    __m128i m = _mm_max_epi32(_mm256_castsi256_si128((__m256i)v), upper);
     m = _mm_max_epi32(m, _mm_shuffle_epi32(m, 0x4e));
     return _mm_cvtsi128_si32(_mm_max_epi32(m, _mm_shuffle_epi32(m, 0xb1)));
 }
 
 INLINE int32_t sum_ints(vi v)
 {
-    __m128i m = _mm_add_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+    __m128i upper = _mm256_extracti128_si256((__m256i)v, 1);
+    __m128i m = _mm_add_epi32(_mm256_castsi256_si128((__m256i)v), upper);
     m = _mm_add_epi32(m, _mm_shuffle_epi32(m, 0x4e));
     return _mm_cvtsi128_si32(_mm_add_epi32(m, _mm_shuffle_epi32(m, 0xb1)));
 }
@@ -106,8 +109,8 @@ INLINE uint16_t half_from_float(float x)
     return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
 }
 
-/* Two products of unsigned and signed bytes are added in 16 bits, which must not overflow: wide bytes
- * go as their low seven bits and their highest. */
+/* Two products of unsigned and signed bytes are added in 16 bits, which must not overflow: wide
+ * bytes go as their low seven bits and their highest. */
 INLINE vi dot_bytes(vi sums, vu weights, int32_t four, int wide)
 {
     __m256i w = (__m256i)weights, x = _mm256_set1_epi32(four);

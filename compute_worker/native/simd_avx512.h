@@ -10,6 +10,11 @@
 
 #define WIDE_DOT_IS_SIGNED 0
 
+INLINE __m128i load_16(const uint8_t *p)
+{
+    return _mm_loadu_si128((const __m128i *)p);
+}
+
 /* 16 bytes of each of 16 rows from byte `at` on -> out[i] holds the i-th 32-bit word of each row.
  * Every 128-bit lane gets four neighbouring rows and is transposed in itself. */
 INLINE void load_columns(const row_pointers *rows, int at, vu out[4])
@@ -17,10 +22,10 @@ INLINE void load_columns(const row_pointers *rows, int at, vu out[4])
     __m512i r[4];
     HIDE_DISTANCES(rows);
     UNROLL for (int i = 0; i < 4; i++) {
-        r[i] = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)ROW_AT(rows, i, at)));
-        r[i] = _mm512_inserti32x4(r[i], _mm_loadu_si128((const __m128i *)ROW_AT(rows, 4 + i, at)), 1);
-        r[i] = _mm512_inserti32x4(r[i], _mm_loadu_si128((const __m128i *)ROW_AT(rows, 8 + i, at)), 2);
-        r[i] = _mm512_inserti32x4(r[i], _mm_loadu_si128((const __m128i *)ROW_AT(rows, 12 + i, at)), 3);
+        r[i] = _mm512_castsi128_si512(load_16(ROW_AT(rows, i, at)));
+        r[i] = _mm512_inserti32x4(r[i], load_16(ROW_AT(rows, 4 + i, at)), 1);
+        r[i] = _mm512_inserti32x4(r[i], load_16(ROW_AT(rows, 8 + i, at)), 2);
+        r[i] = _mm512_inserti32x4(r[i], load_16(ROW_AT(rows, 12 + i, at)), 3);
     }
     __m512i low01 = _mm512_unpacklo_epi32(r[0], r[1]), low23 = _mm512_unpacklo_epi32(r[2], r[3]);
     __m512i high01 = _mm512_unpackhi_epi32(r[0], r[1]), high23 = _mm512_unpackhi_epi32(r[2], r[3]);
@@ -49,8 +54,10 @@ INLINE void load_lines(const row_pointers *rows, int at, vu out[16])
         s[i + 3] = _mm512_unpackhi_epi64(high01, high23);
     }
     UNROLL for (int i = 0; i < 4; i++) { /* 4 × 4 lanes of 128 bits */
-        __m512i a = _mm512_shuffle_i32x4(s[i], s[4 + i], 0x88), b = _mm512_shuffle_i32x4(s[i], s[4 + i], 0xdd);
-        __m512i c = _mm512_shuffle_i32x4(s[8 + i], s[12 + i], 0x88), d = _mm512_shuffle_i32x4(s[8 + i], s[12 + i], 0xdd);
+        __m512i a = _mm512_shuffle_i32x4(s[i], s[4 + i], 0x88);
+        __m512i b = _mm512_shuffle_i32x4(s[i], s[4 + i], 0xdd);
+        __m512i c = _mm512_shuffle_i32x4(s[8 + i], s[12 + i], 0x88);
+        __m512i d = _mm512_shuffle_i32x4(s[8 + i], s[12 + i], 0xdd);
         out[i] = (vu)_mm512_shuffle_i32x4(a, c, 0x88);
         out[4 + i] = (vu)_mm512_shuffle_i32x4(b, d, 0x88);
         out[8 + i] = (vu)_mm512_shuffle_i32x4(a, c, 0xdd);
@@ -143,8 +150,8 @@ INLINE vu look_up(const uint8_t table[16], vu indices)
     return (vu)_mm512_shuffle_epi8(t, (__m512i)indices);
 }
 
-/* table[index] for every 16-bit half; n, a multiple of 64, entries. Pieces of 64 entries by the low six
- * bits of the index, then by the bits above, pair by pair. */
+/* table[index] for every 16-bit half; n, a multiple of 64, entries. Pieces of 64 entries by the
+ * low six bits of the index, then by the bits above, pair by pair. */
 INLINE vu look_up_16(const uint16_t *table, int n, vu indices)
 {
     __m512i index = (__m512i)indices, pieces[16];

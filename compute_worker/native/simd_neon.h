@@ -13,8 +13,10 @@ INLINE void load_columns(const row_pointers *rows, int at, vu out[4])
     uint32x4_t b = vreinterpretq_u32_u8(vld1q_u8(ROW_AT(rows, 1, at)));
     uint32x4_t c = vreinterpretq_u32_u8(vld1q_u8(ROW_AT(rows, 2, at)));
     uint32x4_t d = vreinterpretq_u32_u8(vld1q_u8(ROW_AT(rows, 3, at)));
-    uint64x2_t even01 = vreinterpretq_u64_u32(vtrn1q_u32(a, b)), odd01 = vreinterpretq_u64_u32(vtrn2q_u32(a, b));
-    uint64x2_t even23 = vreinterpretq_u64_u32(vtrn1q_u32(c, d)), odd23 = vreinterpretq_u64_u32(vtrn2q_u32(c, d));
+    uint64x2_t even01 = vreinterpretq_u64_u32(vtrn1q_u32(a, b));
+    uint64x2_t even23 = vreinterpretq_u64_u32(vtrn1q_u32(c, d));
+    uint64x2_t odd01 = vreinterpretq_u64_u32(vtrn2q_u32(a, b));
+    uint64x2_t odd23 = vreinterpretq_u64_u32(vtrn2q_u32(c, d));
     out[0] = (vu)vtrn1q_u64(even01, even23);
     out[1] = (vu)vtrn1q_u64(odd01, odd23);
     out[2] = (vu)vtrn2q_u64(even01, even23);
@@ -101,7 +103,8 @@ INLINE vi dot_bytes(vi sums, vu weights, int32_t four, int wide)
 {
     if (wide)
         weights ^= 0x80808080u;
-    return (vi)vdotq_s32((int32x4_t)sums, (int8x16_t)weights, vreinterpretq_s8_s32(vdupq_n_s32(four)));
+    int8x16_t factors = vreinterpretq_s8_s32(vdupq_n_s32(four));
+    return (vi)vdotq_s32((int32x4_t)sums, (int8x16_t)weights, factors);
 }
 
 INLINE vu look_up(const uint8_t table[16], vu indices)

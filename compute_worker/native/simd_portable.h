@@ -86,8 +86,8 @@ INLINE float sum_lanes(vf v)
     return (v[0] + v[2]) + (v[1] + v[3]);
 }
 
-/* The exponent of a half moves up by 112; the product with 2^112 does that and gets denormals right.
- * Infinity and NaN have all exponent bits set afterwards. */
+/* The exponent of a half moves up by 112; the product with 2^112 does that and gets denormals
+ * right. Infinity and NaN have all exponent bits set afterwards. */
 INLINE vf half_to_float(vu bits)
 {
     vu magnitude = (bits & 0x7fffu) << 13;
@@ -122,20 +122,24 @@ INLINE uint16_t half_from_float(float x)
     return (uint16_t)(sign | ((bits - 0x38000000u) >> 13));
 }
 
+/* Two signed bytes as numbers of 16 bits, in one of 32. */
+INLINE int32_t pair_of(int32_t low, int32_t high)
+{
+    return (int32_t)(((uint32_t)(int8_t)low & 0xffffu) | (uint32_t)(int8_t)high << 16);
+}
+
 /* Bytes 0 and 2 as two numbers of 16 bits, and 1 and 3 alike. A product of an unsigned and a signed
  * byte fits into 16 bits, the sum of two does not. */
 INLINE vi dot_bytes(vi sums, vu weights, int32_t four, int wide)
 {
     (void)wide;
-    int32_t even = (int32_t)(((uint32_t)(int8_t)four & 0xffffu) | ((uint32_t)(int8_t)(four >> 16) << 16));
-    int32_t odd = (int32_t)(((uint32_t)(int8_t)(four >> 8) & 0xffffu) |
-                            ((uint32_t)(int8_t)(four >> 24) << 16));
+    int32_t even = pair_of(four, four >> 16), odd = pair_of(four >> 8, four >> 24);
     vi first = (vi)((vh)(weights & 0x00ff00ffu) * (vh)all_ints(even));
     vi second = (vi)((vh)((weights >> 8) & 0x00ff00ffu) * (vh)all_ints(odd));
     return sums + ((first << 16) >> 16) + (first >> 16) + ((second << 16) >> 16) + (second >> 16);
 }
 
-/* Collected in two registers: bytes written one by one could not be read back as a vector at once. */
+/* Collected in two registers: bytes written one by one cannot be read back at once as a vector. */
 INLINE vu look_up(const uint8_t table[16], vu indices)
 {
     uint64_t in[2], out[2] = {0, 0};
@@ -144,7 +148,8 @@ INLINE vu look_up(const uint8_t table[16], vu indices)
         out[0] |= (uint64_t)table[in[0] >> (8 * i) & 15u] << (8 * i);
         out[1] |= (uint64_t)table[in[1] >> (8 * i) & 15u] << (8 * i);
     }
-    return (vu){(uint32_t)out[0], (uint32_t)(out[0] >> 32), (uint32_t)out[1], (uint32_t)(out[1] >> 32)};
+    return (vu){(uint32_t)out[0], (uint32_t)(out[0] >> 32), (uint32_t)out[1],
+                (uint32_t)(out[1] >> 32)};
 }
 
 INLINE vu look_up_16(const uint16_t *table, int n, vu indices)

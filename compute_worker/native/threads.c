@@ -1,13 +1,14 @@
 /* The pool of threads. Knows nothing of kernels.
  *
- * A run is a number of parts that threads take one after the other, so a thread that the system has
- * put aside (another process wants its core) delays a run by one part at most. The caller works too.
+ * A run is a number of parts that threads take one after the other, so a thread that the system
+ * has put aside (another process wants its core) delays a run by one part at most. The caller
+ * works too.
  *
  *     ticket = generation << 32 | parts not yet taken        one atomic word: taking is a CAS
  *
- * Who has taken a part may read `work` and `context`: they do not change before all parts are done.
- * Waiting spins first, for SPIN_NANOSECONDS, then sleeps in a futex: within a layer the next run
- * follows in microseconds, and between layers the core is given back.
+ * Who has taken a part may read `work` and `context`: they do not change before all parts are
+ * done. Waiting spins first, for SPIN_NANOSECONDS, then sleeps in a futex: within a layer the next
+ * run follows in microseconds, and between layers the core is given back.
  */
 #define _GNU_SOURCE
 #include "threads.h"

@@ -1,17 +1,17 @@
 /* A tile: LANES rows × 256, 128 or 64 columns of weights, side by side. Included once per set.
  *
- *     word k / 4     lane r: columns k .. k+3 of row r, one byte each, as weight + offset (unsigned)
+ *     word k / 4     lane r: columns k .. k+3 of row r, a byte each, as weight + offset (unsigned)
  *     scale[s]       lane r: scale of subgroup s of row r, minimum[s] likewise
  *
  *     weight = scale * (byte - offset) + minimum
  *
- * A subgroup is 32 columns, or 16 where a type has twice as many scales. Float types have no scales:
- * word k is column k as float32.
+ * A subgroup is 32 columns, or 16 where a type has twice as many scales. Float types have no
+ * scales: word k is column k as float32.
  *
  * The unpack functions of all types work in chunks of 128 columns: they hand 32 words to `put`, in
- * ascending order within a subgroup, set the chunk's scales, and call `finish`. For one token, `put`
- * and `finish` multiply at once, and nothing leaves the registers. For several tokens they store, and
- * multiply.h goes over the tile token by token.
+ * ascending order within a subgroup, set the chunk's scales, and call `finish`. For one token,
+ * `put` and `finish` multiply at once, and nothing leaves the registers. For several tokens they
+ * store, and multiply.h goes over the tile token by token.
  */
 
 /* What the multiplication must know of a type; constants to the compiler. */
@@ -80,8 +80,8 @@ typedef struct {
     vf sum;
 } tile;
 
-/* Sixteen bytes of each row from byte `at` on, as four words per lane. Asks for the bytes of the next
- * LANES rows at the same pace: in the order of memory, into the second-level cache. */
+/* Sixteen bytes of each row from byte `at` on, as four words per lane. Asks for the bytes of the
+ * next LANES rows at the same pace: in the order of memory, into the second-level cache. */
 INLINE void take_columns(tile *t, const row_pointers *rows, int at, vu out[4])
 {
     UNROLL for (int i = 0; i < LANES / 4; i++)
@@ -161,7 +161,8 @@ INLINE void finish_direct(tile *t, plan how)
             part = add_subgroup(how.type, half, join_planes(how.planes, dots), t->scale[s],
                                 t->minimum[s], sum, part);
         }
-        t->sum = multiply_add(part, all_floats(float_at(record + scale_at(how.planes, 1, 0))), t->sum);
+        float scale = float_at(record + scale_at(how.planes, 1, 0));
+        t->sum = multiply_add(part, all_floats(scale), t->sum);
     }
     t->x.records += CHUNK_GROUPS * record_bytes(how.planes, 1);
 }

@@ -31,9 +31,9 @@ static const uint8_t table_mxfp4[16] = { /* twice the e2m1 numbers 0, 0.5, 1, 1.
     12 - 0, 12 - 1, 12 - 2, 12 - 3, 12 - 4, 12 - 6, 12 - 8, 12 - 12,
 };
 
-/* Blocks are short and begin anywhere, so the rows' bytes of a whole chunk are taken in order, 16 at
- * a time, and a 32-bit word at any byte is put together from two of those. `words` holds what has been
- * taken so far; the compiler keeps only those that are still wanted. */
+/* Blocks are short and begin anywhere, so the rows' bytes of a whole chunk are taken in order, 16
+ * at a time, and a 32-bit word at any byte is put together from two of those. `words` holds what
+ * has been taken so far; the compiler keeps only those that are still wanted. */
 enum { STREAM_WORDS = 28 };
 
 typedef struct {
@@ -58,7 +58,8 @@ INLINE void take_until(tile *t, const row_pointers *rows, stream *s, int end, in
 INLINE vu stream_word(const stream *s, int at)
 {
     vu first = s->words[at / 4];
-    return at % 4 == 0 ? first : (first >> (8 * (at % 4))) | (s->words[at / 4 + 1] << (32 - 8 * (at % 4)));
+    int shift = 8 * (at % 4);
+    return shift == 0 ? first : (first >> shift) | (s->words[at / 4 + 1] << (32 - shift));
 }
 
 /* The half-precision number at an even byte. */
@@ -73,8 +74,8 @@ INLINE vu nibbles_at(const stream *s, int at, int j)
     return (stream_word(s, at + 4 * (j % 4)) >> (4 * (j / 4))) & 0x0f0f0f0fu;
 }
 
-/* Bits i .. i+3 of each lane -> bit 4 of the four bytes: the product lays copies of the four bits at
- * distances of 7, so that bit n of them falls on bit 8 n. */
+/* Bits i .. i+3 of each lane -> bit 4 of the four bytes: the product lays copies of the four bits
+ * at distances of 7, so that bit n of them falls on bit 8 n. */
 INLINE vu fifth_bits(vu bits, int i)
 {
     return ((((bits >> i) & 15u) * 0x00204081u) & 0x01010101u) << 4;

@@ -11,8 +11,8 @@
  *     IQ3_S: weight = +- d * (1 + 2 * scale) * {1, 3, 5, 7, 9, 11, 13, 15}[code]
  *            both: an index gives 4 codes of 3 bits, one per nibble
  *
- * Codes are stored as 16 bits per index (moe_grids). Seven sign bits stand for eight: the eighth makes
- * their number even.
+ * Codes are stored as 16 bits per index (moe_grids). Seven sign bits stand for eight: the eighth
+ * makes their number even.
  */
 #define IQ_OFFSET 64 /* the largest magnitude is 62 */
 static const layout layout_iq2_xxs = {.offset = IQ_OFFSET, .subgroups = 1};
@@ -61,8 +61,8 @@ INLINE void put_8(tile *t, plan how, int index, vu codes, vu signs, int half)
 }
 
 /* Four weights of an IQ3 type, the signs four bits from bit `at` on. */
-INLINE void put_4(tile *t, plan how, int index, const uint8_t table[16], vu codes, int half, vu signs,
-                  int at)
+INLINE void put_4(tile *t, plan how, int index, const uint8_t table[16], vu codes, int half,
+                  vu signs, int at)
 {
     vu nibbles = (codes >> half) & 0xffffu;
     nibbles = (nibbles | (nibbles << 8)) & 0x00ff00ffu;
@@ -94,7 +94,8 @@ INLINE void unpack_iq2_xxs(tile *t, plan how, const row_pointers *rows, const mo
                 int g = 2 * i + k;
                 vu indices = raw[2 * k], word = raw[2 * k + 1];
                 UNROLL for (int odd = 0; odd < 2; odd++) {
-                    vu codes = look_up_16(grids->iq2_xxs, 256, (indices >> (8 * odd)) & 0x00ff00ffu);
+                    vu pair = (indices >> (8 * odd)) & 0x00ff00ffu;
+                    vu codes = look_up_16(grids->iq2_xxs, 256, pair);
                     vu signs = signs_of_word(word, odd);
                     put_8(t, how, 8 * g + 2 * odd, codes, signs, 0);
                     put_8(t, how, 8 * g + 4 + 2 * odd, codes, signs, 16);
@@ -163,11 +164,12 @@ INLINE void unpack_iq3_xxs(tile *t, plan how, const row_pointers *rows, const mo
             UNROLL for (int j = 0; j < 4; j++) {
                 int g = 2 * i + j / 2, first = 8 * g + 4 * (j % 2); /* set 2 (j % 2) and the next */
                 UNROLL for (int odd = 0; odd < 2; odd++) {
-                    vu codes = look_up_16(grids->iq3_xxs, 256, (indices[j] >> (8 * odd)) & 0x00ff00ffu);
+                    vu pair = (indices[j] >> (8 * odd)) & 0x00ff00ffu;
+                    vu codes = look_up_16(grids->iq3_xxs, 256, pair);
                     vu even = signs_of_word(words[g], 0), uneven = signs_of_word(words[g], 1);
-                    int field = 16 * (j % 2);
-                    put_4(t, how, first + odd, table_iq3_xxs, codes, 0, even, field + 4 * odd);
-                    put_4(t, how, first + 2 + odd, table_iq3_xxs, codes, 16, uneven, field + 4 * odd);
+                    int at = 16 * (j % 2) + 4 * odd;
+                    put_4(t, how, first + odd, table_iq3_xxs, codes, 0, even, at);
+                    put_4(t, how, first + 2 + odd, table_iq3_xxs, codes, 16, uneven, at);
                 }
                 t->scale[g] = d * half_more(words[g] >> 28);
             }

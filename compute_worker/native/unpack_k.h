@@ -27,8 +27,8 @@ static const layout layout_q5_k = {.subgroups = 1, .has_minimum = 1};
 static const layout layout_q6_k = {.offset = 32, .subgroups = 2};
 static const layout layout_iq4_xs = {.offset = 128, .wide = 1, .subgroups = 1};
 
-/* Both halves of a block are unpacked by the same code: what the second half wants lies in the upper
- * bits or words of what the first has used, and is moved down at the end of a turn. */
+/* Both halves of a block are unpacked by the same code: what the second half wants lies in the
+ * upper bits or words of what the first has used, and is moved down at the end of a turn. */
 #define HALVES ROLLED for (int half = 0; half < 2; half++)
 
 INLINE void unpack_q2_k(tile *t, plan how, const row_pointers *rows, const moe_grids *grids)
@@ -95,9 +95,9 @@ INLINE void unpack_q3_k(tile *t, plan how, const row_pointers *rows, const moe_g
     }
 }
 
-/* Scales and minima of Q4_K and Q5_K, 6 bits each, in three words. Word 0: scales 0..3, and the high
- * pairs of scales 4..7; word 1 the same for minima; word 2: low nibbles of scales 4..7 and, in the
- * high halves, of minima 4..7. `head` begins with d and dmin. */
+/* Scales and minima of Q4_K and Q5_K, 6 bits each, in three words. Word 0: scales 0..3, and the
+ * high pairs of scales 4..7; word 1 the same for minima; word 2: low nibbles of scales 4..7 and,
+ * in the high halves, of minima 4..7. `head` begins with d and dmin. */
 typedef struct {
     vf d, dmin;
     vu scales[2], minima[2]; /* four bytes of 6 bits each */
