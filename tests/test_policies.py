@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from coordinator.frequency import HALF_LIFE_TOKENS, SEED_TOKENS, Lfu
+from coordinator.frequency import HALF_LIFE_TOKENS, SEED_TOKENS, Lfu, Repeats
 from coordinator.hot_set import CALIBRATED_SHARE, LEARNING_TOKENS, Calibrated, Static
 from coordinator.policies import (
     SLRU_PROTECTED_SHARE,
@@ -220,9 +220,53 @@ def test_lfu_remembers_who_was_evicted() -> None:
     for now in range(1, 10):
         policy.touch((0, 0), now, 1)
     policy.touch((0, 1), 11, 1)
+    policy.touch((0, 2), 12, 1)  # so that neither was used by the last token
     policy.admit((0, 0), 12)
     policy.admit((0, 1), 12)
     assert anyone(policy, 0) == (0, 1)
+
+
+def after_tokens(keep: float) -> Lfu:
+    """Tokens of two experts out of six, each kept for the next token with some probability."""
+    policy, rng = Lfu(GEOMETRY, n_active=2), random.Random(4)
+    for expert in range(N_EXPERTS):
+        policy.admit((0, expert), 0)
+    used: set[int] = set()
+    for token in range(1, 2000):
+        used = {expert for expert in used if rng.random() < keep}
+        while len(used) < 2:
+            used.add(rng.randrange(N_EXPERTS))
+        for expert in sorted(used):
+            policy.touch((0, expert), token * N_LAYERS, 1)
+    return policy
+
+
+def test_where_tokens_repeat_the_last_one_counts_more() -> None:
+    """Two uses, a while ago and in the last token, against four uses a while ago."""
+    for keep, victim in ((0.0, (0, 5)), (0.8, (0, 4))):
+        policy = after_tokens(keep)
+        for expert in range(N_EXPERTS):
+            policy.forget((0, expert))
+        start = 4000 * N_LAYERS  # all before is forgotten by then
+        for expert, n_uses in ((4, 4), (5, 1)):
+            for _ in range(n_uses):
+                policy.touch((0, expert), start, 1)
+        policy.touch((0, 5), start + N_LAYERS, 1)
+        for expert in (4, 5):
+            policy.admit((0, expert), start + N_LAYERS)
+        assert anyone(policy, 0) == victim
+        policy.touch((0, 0), start + 2 * N_LAYERS, 1)
+        assert anyone(policy, 0) == (0, 5), "one token later it is as any other"
+
+
+def test_repeats_are_counted_beyond_what_was_foretold() -> None:
+    repeats = Repeats(100)
+    for number in range(50):
+        repeats.add(is_repeat=number % 2 == 0, foretold=0.2)
+    assert repeats.surplus == pytest.approx(0.3)
+    for _ in range(2000):
+        repeats.add(is_repeat=False, foretold=0.1)
+    assert repeats.surplus == 0.0
 
 
 def test_counts_of_other_texts_weigh_as_a_few_tokens() -> None:
