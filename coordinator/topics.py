@@ -15,19 +15,26 @@ memory: one budget for everything
                       256 MiB.
   --pool 800M         the part that holds experts; also 40% of them, or all. Left out, it is
                       what the budget leaves.
-  --context 4096      tokens of the longest text, question and answer together
+  --context 4096      tokens of the longest text, question and answer together. Left out, a
+                      fifth of the budget; for one prompt, what it and its answer can need.
   --kv-type f16       how the memory of the text is kept: f32, f16, or q8_0, the smallest
   --chunk 256         prompt tokens that are computed together: more is faster and takes more
   --mlock off         do not ask the system to keep the weights out of swap
-  --dense mapped      leave the dense weights to the page cache, to see what that costs
+  --dense mapped      leave the dense weights to the page cache; so it is done where the budget
+                      does not hold them
 
 The dense weights, which every token needs, are read once and stay. Experts come and go through the
 pool; the more of them it holds, the fewer are read. One token touches some experts in every layer;
 their bytes together are the token cycle. A pool below it holds nothing long enough to be used
 again under the plain rule (see `moe-coord help policies`).
 
-`moe-coord map MODEL` shows how large each part is. What does not fit is refused before anything is
-allocated, with the numbers. Sizes: 800M and 800MiB are 1024 × 1024 × 800 bytes, 800MB is 800
+When other programs take the memory, the pool gives way in steps and grows back when they end; the
+tokens stay the same. It keeps 32 MiB or more of the limit free for that, so a --memory closer to
+the limit gains nothing.
+
+`moe-coord map MODEL` shows how large each part is, `moe-coord plan MODEL` what a run would do with
+this memory and disk, and how fast. What does not fit is refused before anything is allocated, with
+the numbers. Sizes: 800M and 800MiB are 1024 × 1024 × 800 bytes, 800MB is 800
 million."""
 
 CORES = """\
