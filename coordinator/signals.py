@@ -23,7 +23,8 @@ class Signals:
 
     def __enter__(self) -> "Signals":
         for number in EXIT_CODES:
-            self._before[number] = signal.signal(number, self._note)
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup and `&` in scripts mean it
+                self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:

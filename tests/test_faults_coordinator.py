@@ -87,6 +87,27 @@ def test_a_signal_to_the_group_is_one_clean_end(
         assert "error" not in errors
 
 
+def test_what_was_ignored_at_the_start_stays_ignored(model: str) -> None:
+    """As with nohup, and in the background of a script."""
+    command = RunningProgram.command("--model", model)
+    with subprocess.Popen(
+        ["sh", "-c", "trap '' HUP INT; exec \"$@\"", "sh", *command],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        while IDLE_LINE not in process.stderr.readline():
+            assert process.poll() is None
+        for number in (signal.SIGHUP, signal.SIGINT):
+            os.killpg(process.pid, number)
+        time.sleep(0.7)
+        assert process.poll() is None
+        process.terminate()
+        assert process.wait(5) == 143
+
+
 def test_interrupted_with_json(model: str) -> None:
     with RunningProgram("--model", model, *ENDLESS, "--json", "--io-workers", "0") as run:
         run.wait_for("")
