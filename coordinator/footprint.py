@@ -11,9 +11,10 @@ from compute_worker.arch import ModelSpec, dense_bytes, float_tensors
 MiB = 1024 * 1024
 # RssAnon + VmPTE of each process with its libraries imported and nothing loaded (Python 3.11,
 # x86_64): 27 MiB with pyzmq, msgpack, rich, psutil, tokenizers and prometheus-client; 20 MiB with
-# pyzmq, numpy and gguf; 11 MiB with pyzmq alone. The rest is room for their growth.
+# pyzmq, numpy and gguf, and 4 MiB of embedding rows and their buffer; 11 MiB with pyzmq alone. The
+# rest is room for their growth.
 COORDINATOR_BYTES = 32 * MiB
-COMPUTE_BYTES = 24 * MiB
+COMPUTE_BYTES = 28 * MiB
 IO_WORKER_BYTES = 12 * MiB
 THREAD_BYTES = MiB // 4  # the touched part of a stack, and its allocator's arena
 # Header and tokenizer of 152 k tokens and as many merges took 109 MiB, of 50 k each 32 MiB.

@@ -97,7 +97,6 @@ class CoreLink:
     def poll(self) -> Any | None:
         """See `Link`. A signal cancels the running request at the next layer."""
         self._collect()
-        self._watch_memory()
         if self._signals.received is not None and not self._cancelled_for_signal:
             step = self.core.requests.running_step
             if step is not None:
@@ -116,6 +115,7 @@ class CoreLink:
         self._collect()
 
     def _collect(self) -> bool:
+        self._watch_memory()
         completions = self._queue.collect()
         for completion in completions:
             self.handle(FromReader(COMPUTE, completion))

@@ -15,6 +15,7 @@ from gguf import GGUFReader
 from gguf.quants import dequantize
 from gguf_builder import tiny_model
 
+from compute_worker import weights as weights_module
 from compute_worker.arch import ModelSpec, dense_bytes, resolve
 from compute_worker.matrix import Matrix, dequantise
 from compute_worker.weights import Weights, load_weights, lock_memory, map_weights
@@ -126,6 +127,19 @@ def test_a_renamed_and_deleted_file_goes_on_giving_rows(tmp_path: Path) -> None:
         before = weights.embedding.rows(np.array([7], np.int32))
         path.unlink()
         assert (weights.embedding.rows(np.array([7], np.int32)) == before).all()
+
+
+def test_rows_that_were_used_lately_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tiny_model(tmp_path / "model.gguf")) as (spec, files):
+        embedding = load(spec, files, "anonymous").embedding
+        stride = embedding.info.n_bytes // embedding.info.shape[1]
+        monkeypatch.setattr(weights_module, "KEPT_ROW_BYTES", 3 * stride)
+        whole = embedding.rows(np.arange(20, dtype=np.int32))
+        for tokens in ([1, 2], [3], [1], [4], [19, 1]):
+            assert (embedding.rows(np.array(tokens, np.int32)) == whole[tokens]).all()
+        assert list(embedding.kept) == [4, 1, 19]
 
 
 def test_locking_within_the_limit() -> None:
