@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from compute_worker.forward import combine, group_by_expert
+from compute_worker.forward import group_by_expert
 from compute_worker.kernels import Kernels
 from compute_worker.link import Link
 from compute_worker.matrix import Addresses, ExpertShape, Floats, Integers
@@ -135,7 +135,7 @@ class ExpertFeed:
             self._compute(layer, standing[list(pairs)], list(pairs.values()), x, out)
         else:
             self._compute_granted(layer, pairs, x, out)
-        return combine(out, weights)  # (T, D)
+        return self._kernels.combine(out, weights)  # (T, D)
 
     def _compute_granted(
         self, layer: int, pairs: dict[int, Integers], x: Floats, out: Floats

@@ -24,7 +24,7 @@ from compute_worker.weights import Router, Weights
 # Attention takes a prompt chunk in parts of so many tokens: a quarter of its arrays at a chunk of
 # 1,024, and no slower, since the weights are read once per part from a part that is large enough.
 ATTENTION_TOKENS = 256
-Rotation = tuple[Floats, Floats]  # cosines and sines, (T, 1, rope_width / 2)
+Rotation = tuple[Floats, Floats]  # cosines and sines, (T, rope_width / 2)
 # experts(layer, x (T, D), chosen (T, A) ascending ids, weights (T, A)) -> (T, D)
 Experts = Callable[[int, Floats, Integers, Floats], Floats]
 
@@ -74,7 +74,7 @@ def forward(
         for (rows, part), rotation in zip(parts, rotations, strict=True):
             hidden[rows] += attend(weights, index, hidden[rows], part, rotation, kv, kernels)
 
-        x = rms_norm(hidden, layer.ffn_norm, epsilon)  # (T, D)
+        x = kernels.rms_norm(hidden, layer.ffn_norm, epsilon)  # (T, D)
         chosen, shares = route(x, layer.router, kernels)  # (T, A), (T, A)
         hidden += experts(index, x, chosen, shares)  # (T, D)
     return hidden
@@ -93,12 +93,12 @@ def attend(
     spec, layer = weights.spec, weights.layers[index]
     places = (batch.tables, batch.sequence_of_token, batch.positions)
     norm_heads = QK_NORMS[spec.qk_norm]
-    x = rms_norm(hidden, layer.attn_norm, spec.rms_epsilon)  # (T, D)
-    q = as_heads(kernels.matmul(layer.q, x), spec.n_heads)  # (T, H, hd)
-    k = as_heads(kernels.matmul(layer.k, x), spec.n_kv_heads)  # (T, K, hd)
-    v = as_heads(kernels.matmul(layer.v, x), spec.n_kv_heads)  # (T, K, hd)
-    q = rotate(norm_heads(q, layer.q_norm, spec.rms_epsilon), rotation)  # (T, H, hd)
-    k = rotate(norm_heads(k, layer.k_norm, spec.rms_epsilon), rotation)  # (T, K, hd)
+    x = kernels.rms_norm(hidden, layer.attn_norm, spec.rms_epsilon)  # (T, D)
+    q, k, v = kernels.matmuls((layer.q, layer.k, layer.v), x)
+    q, k = norm_heads(q, layer.q_norm, spec, kernels), norm_heads(k, layer.k_norm, spec, kernels)
+    q = kernels.rotate(as_heads(q, spec.n_heads), *rotation)  # (T, H, hd)
+    k = kernels.rotate(as_heads(k, spec.n_kv_heads), *rotation)  # (T, K, hd)
+    v = as_heads(v, spec.n_kv_heads)  # (T, K, hd)
     kernels.store_kv(kv, index, k, v, *places)
     mixed = kernels.attention(q, kv, index, *places)  # (T, H, hd)
     return kernels.matmul(layer.attn_output, mixed.reshape(len(x), -1))  # (T, D)
@@ -106,26 +106,14 @@ def attend(
 
 def logits(weights: Weights, hidden: Floats, kernels: Kernels) -> Floats:
     """Scores of every token of the vocabulary after the last layer: (N, D) -> (N, V)."""
-    x = rms_norm(hidden, weights.output_norm, weights.spec.rms_epsilon)
+    x = kernels.rms_norm(hidden, weights.output_norm, weights.spec.rms_epsilon)
     return kernels.matmul(weights.output, x)
 
 
-@np.errstate(all="ignore")
 def route(x: Floats, router: Router, kernels: Kernels) -> tuple[Integers, Floats]:
-    """The experts of each token: ids (T, A) ascending, and their weights (T, A).
-
-    Softmax over all experts, then the A largest; the lower id wins a tie. Scaled to sum 1 only
-    where the architecture does so. Always A different ids, whatever x holds.
-    """
+    """The experts of each token, x (T, D): ids (T, A) ascending, and their weights (T, A)."""
     scores = kernels.matmul(router.matrix, x)  # (T, E)
-    shares = np.exp(scores - scores.max(axis=-1, keepdims=True))  # (T, E)
-    shares /= shares.sum(axis=-1, keepdims=True)
-    best = np.argsort(-shares, axis=-1, kind="stable")[:, : router.n_active]
-    chosen = np.sort(best, axis=-1)  # (T, A)
-    weights = np.take_along_axis(shares, chosen, axis=-1)  # (T, A)
-    if router.norm_topk:
-        weights /= weights.sum(axis=-1, keepdims=True)
-    return chosen.astype(np.int32), weights
+    return kernels.top_experts(scores, router.n_active, router.norm_topk)
 
 
 def group_by_expert(chosen: Integers) -> dict[int, Integers]:
@@ -139,54 +127,30 @@ def group_by_expert(chosen: Integers) -> dict[int, Integers]:
     return dict(zip(experts.tolist(), np.split(order, starts[1:]), strict=True))
 
 
-@np.errstate(all="ignore")
-def combine(out: Floats, weights: Floats) -> Floats:
-    """Add up what the experts gave: out (T * A, D), weights (T, A) -> (T, D), a view of `out`.
-
-    In ascending expert id, one expert after another, whatever the order they were computed in.
-    Works in `out` itself: it is the largest array of a prompt chunk.
-    """
-    n_tokens, n_active = weights.shape
-    parts = out.reshape(n_tokens, n_active, -1)  # (T, A, D)
-    parts *= weights[:, :, None]
-    total = parts[:, 0]  # (T, D)
-    for place in range(1, n_active):
-        total += parts[:, place]
-    return total
-
-
-@np.errstate(all="ignore")
-def rms_norm(x: Floats, weight: Floats, epsilon: float) -> Floats:
-    """Scale each row of x (…, n) to a root mean square of 1, then by `weight` (n)."""
-    # `np.mean` does the same sum and division at twice the time: this runs four times a layer
-    mean_square = np.add.reduce(np.square(x), axis=-1, keepdims=True) / np.float32(x.shape[-1])
-    scaled: Floats = x * np.reciprocal(np.sqrt(mean_square + np.float32(epsilon)))
-    scaled *= weight
-    return scaled
-
-
 def as_heads(x: Floats, n_heads: int) -> Floats:
     """(T, n_heads * hd) -> (T, n_heads, hd), a view."""
     return x.reshape(len(x), n_heads, -1)
 
 
-def _norm_whole(x: Floats, weight: Floats | None, epsilon: float) -> Floats:
+def _norm_whole(x: Floats, weight: Floats | None, spec: ModelSpec, kernels: Kernels) -> Floats:
     """One root mean square over the vector of all heads."""
     assert weight is not None
-    return rms_norm(x.reshape(len(x), -1), weight, epsilon).reshape(x.shape)
+    return kernels.rms_norm(x, weight, spec.rms_epsilon)
 
 
-def _norm_each(x: Floats, weight: Floats | None, epsilon: float) -> Floats:
+def _norm_each(x: Floats, weight: Floats | None, spec: ModelSpec, kernels: Kernels) -> Floats:
     """One root mean square per head; the heads share `weight`."""
     assert weight is not None
-    return rms_norm(x, weight, epsilon)
+    heads = x.reshape(-1, spec.head_width)
+    return kernels.rms_norm(heads, weight, spec.rms_epsilon).reshape(x.shape)
 
 
-def _norm_none(x: Floats, weight: Floats | None, epsilon: float) -> Floats:
+def _norm_none(x: Floats, weight: Floats | None, spec: ModelSpec, kernels: Kernels) -> Floats:
     return x
 
 
-QK_NORMS: Mapping[str, Callable[[Floats, Floats | None, float], Floats]] = {
+# x (T, heads * hd) -> the same shape
+QK_NORMS: Mapping[str, Callable[[Floats, Floats | None, ModelSpec, Kernels], Floats]] = {
     "whole": _norm_whole,
     "head": _norm_each,
     "none": _norm_none,
@@ -197,18 +161,4 @@ def rotation_of(spec: ModelSpec, positions: Integers) -> Rotation:
     """Angles of rotary embedding: pair i turns by ``position * base ** (-2 i / rope_width)``."""
     exponents = np.arange(0, spec.rope_width, 2) / spec.rope_width
     angles = positions[:, None] * spec.rope_base**-exponents  # (T, rope_width / 2), float64
-    cosines = np.cos(angles).astype(np.float32)[:, None]
-    sines = np.sin(angles).astype(np.float32)[:, None]
-    return cosines, sines
-
-
-def rotate(x: Floats, rotation: Rotation) -> Floats:
-    """Turn x (T, heads, hd). Element i pairs with i + rope_width / 2 (the NeoX order); elements
-    from rope_width on stay."""
-    cosines, sines = rotation
-    half = cosines.shape[-1]
-    first, second = x[..., :half], x[..., half : 2 * half]
-    turned = x.copy()
-    turned[..., :half] = first * cosines - second * sines
-    turned[..., half : 2 * half] = second * cosines + first * sines
-    return turned
+    return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)

@@ -14,6 +14,11 @@ def _numpy(numerics: str, n_threads: int) -> Kernels:
     return Kernels(
         name="numpy",
         matmul=reference.matmul,
+        matmuls=reference.matmuls,
+        rms_norm=reference.rms_norm,
+        rotate=reference.rotate,
+        top_experts=reference.top_experts,
+        combine=reference.combine,
         expert_blocks=reference.expert_blocks,
         attention=reference.attention,
         store_kv=reference.store_kv,

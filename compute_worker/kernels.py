@@ -1,4 +1,4 @@
-"""The heavy operations behind one record of functions.
+"""The operations of a layer behind one record of functions.
 
 Rule for every provider: an output element depends on its weight row and its own token only. The
 order of additions over the inner dimension is fixed by type and length, never by the number of
@@ -14,6 +14,11 @@ from compute_worker.kv import KvCache
 from compute_worker.matrix import Addresses, ExpertShape, Floats, Integers, Matrix
 
 Matmul = Callable[[Matrix, Floats], Floats]
+Matmuls = Callable[[Sequence[Matrix], Floats], Sequence[Floats]]
+RmsNorm = Callable[[Floats, Floats, float], Floats]
+Rotate = Callable[[Floats, Floats, Floats], Floats]
+TopExperts = Callable[[Floats, int, bool], tuple[Integers, Floats]]
+Combine = Callable[[Floats, Floats], Floats]
 ExpertBlocks = Callable[[ExpertShape, Addresses, Sequence[Integers], int, Floats, Floats], None]
 Attention = Callable[[Floats, KvCache, int, Integers, Integers, Integers], Floats]
 StoreKv = Callable[[KvCache, int, Floats, Floats, Integers, Integers, Integers], None]
@@ -29,6 +34,11 @@ class Kernels:
 
     name: str  # for the first line of a run: "numpy", "avx512-vnni", …
     matmul: Matmul
+    matmuls: Matmuls
+    rms_norm: RmsNorm
+    rotate: Rotate
+    top_experts: TopExperts
+    combine: Combine
     expert_blocks: ExpertBlocks
     attention: Attention
     store_kv: StoreKv

@@ -18,6 +18,7 @@ from compute_worker import reference
 from compute_worker.kernels import KernelError, Kernels
 from compute_worker.kv import KvCache
 from compute_worker.matrix import Addresses, ExpertShape, Floats, Integers, Matrix
+from compute_worker.native_rows import RowOperations
 from io_worker.ggml_types import GGML_TYPES
 
 try:
@@ -54,9 +55,15 @@ def build(numerics: str, n_threads: int) -> Kernels:
 def build_for(instruction_set: str, numerics: str, n_threads: int) -> Kernels:
     """The same for a named instruction set. Raises `KernelError` where it cannot run here."""
     engine = Engine(instruction_set, numerics, n_threads)
+    rows = engine.row_operations()
     return Kernels(
         name=instruction_set,
         matmul=engine.matmul,
+        matmuls=engine.matmuls,
+        rms_norm=rows.rms_norm,
+        rotate=rows.rotate,
+        top_experts=rows.top_experts,
+        combine=rows.combine,
         expert_blocks=engine.expert_blocks,
         attention=engine.attention,
         store_kv=engine.store_kv,
@@ -80,29 +87,47 @@ class Engine:
                 f"kernels: expected {instruction_set} with {n_threads} threads to start, but this "
                 "machine cannot run them; use fewer --compute-threads or --kernels numpy"
             )
+        self._last_kv: tuple[KvCache, Any] | None = None
         self._types = frozenset(
             type_id for type_id in GGML_TYPES if self._lib.moe_type_is_native(self._handle, type_id)
         )
 
+    def row_operations(self) -> RowOperations:
+        """The rest of a layer; valid until `close`."""
+        return RowOperations(self._ffi, self._lib, self._handle)
+
     def matmul(self, matrix: Matrix, x: Floats) -> Floats:
         """See `reference.matmul`."""
-        if not self.has_type(matrix.type):
-            return reference.matmul(matrix, x)
+        return self.matmuls((matrix,), x)[0]
+
+    def matmuls(self, matrices: Sequence[Matrix], x: Floats) -> list[Floats]:
+        """See `reference.matmuls`."""
+        if not all(matrix.type in self._types for matrix in matrices):
+            if len(matrices) == 1:
+                return reference.matmuls(matrices, x)
+            return [self.matmul(matrix, x) for matrix in matrices]
         x = np.ascontiguousarray(x, np.float32)
-        out = np.empty((len(x), matrix.n_rows), np.float32)
+        n_tokens, n_cols = x.shape
+        n_rows = [matrix.n_rows for matrix in matrices]
+        out = np.empty(n_tokens * sum(n_rows), np.float32)
         failed = self._lib.moe_matmul(
             self._handle,
             self._numerics,
-            matrix.type,
-            self._bytes(matrix.data),
-            matrix.n_rows,
-            matrix.n_cols,
+            len(n_rows),
+            [matrix.type for matrix in matrices],
+            [matrix.address for matrix in matrices],
+            n_rows,
+            n_cols,
             self._floats(x),
-            len(x),
+            n_tokens,
             self._floats(out),
         )
         _check(failed)
-        return out
+        products, start = [], 0
+        for rows in n_rows:
+            products.append(out[start : start + n_tokens * rows].reshape(n_tokens, rows))
+            start += n_tokens * rows
+        return products
 
     def expert_blocks(
         self,
@@ -214,15 +239,17 @@ class Engine:
 
     def close(self) -> None:
         """Threads end; no other method may be called afterwards."""
+        self._last_kv = None
         self._lib.moe_engine_close(self._handle)
         self._handle = self._ffi.NULL
 
     def _kv(self, kv: KvCache) -> Any:
-        n_layers, n_kv_heads = kv.data.shape[1], kv.data.shape[3]
-        return self._ffi.new(
-            "moe_kv *",
-            (self._bytes(kv.data), KV_TYPES[kv.kind], n_layers, n_kv_heads, kv.head_width),
-        )
+        """The cache as C sees it; the last one asked for is kept."""
+        if self._last_kv is None or self._last_kv[0] is not kv:
+            n_layers, n_kv_heads = kv.data.shape[1], kv.data.shape[3]
+            fields = (self._bytes(kv.data), KV_TYPES[kv.kind], n_layers, n_kv_heads, kv.head_width)
+            self._last_kv = kv, self._ffi.new("moe_kv *", fields)
+        return self._last_kv[1]
 
     def _bytes(self, array: "np.ndarray[Any, Any]") -> Any:
         return self._ffi.from_buffer("uint8_t[]", array)

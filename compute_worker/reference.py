@@ -51,6 +51,69 @@ def matmul(matrix: Matrix, x: Floats) -> Floats:
     return out
 
 
+def matmuls(matrices: Sequence[Matrix], x: Floats) -> list[Floats]:
+    """`matmul` of each with the same x (T, n_cols)."""
+    return [matmul(matrix, x) for matrix in matrices]
+
+
+@np.errstate(all="ignore")
+def rms_norm(x: Floats, weight: Floats, epsilon: float) -> Floats:
+    """Scale each row of x (N, n) to a root mean square of 1, then by `weight` (n)."""
+    # `np.mean` does the same sum and division at twice the time: this runs four times a layer
+    mean_square = np.add.reduce(np.square(x), axis=-1, keepdims=True) / np.float32(x.shape[-1])
+    scaled: Floats = x * np.reciprocal(np.sqrt(mean_square + np.float32(epsilon)))
+    scaled *= weight
+    return scaled
+
+
+@np.errstate(all="ignore")
+def rotate(x: Floats, cosines: Floats, sines: Floats) -> Floats:
+    """Turn x (T, heads, hd) by the angles of its tokens, (T, rope_width / 2); returns x, changed.
+
+    Element i pairs with i + rope_width / 2 (the NeoX order); elements from rope_width on stay.
+    """
+    half = cosines.shape[-1]
+    cosines, sines = cosines[:, None], sines[:, None]
+    first, second = x[..., :half], x[..., half : 2 * half]
+    turned = second * cosines + first * sines
+    x[..., :half] = first * cosines - second * sines
+    x[..., half : 2 * half] = turned
+    return x
+
+
+@np.errstate(all="ignore")
+def top_experts(scores: Floats, n_active: int, norm_topk: bool) -> tuple[Integers, Floats]:
+    """The experts of each token from scores (T, E): ids (T, A) ascending, and weights (T, A).
+
+    Softmax over all experts, then the A largest; the lower id wins a tie, NaN comes last. Scaled to
+    sum 1 only where the architecture does so. Always A different ids. May change `scores`.
+    """
+    shares = np.exp(scores - scores.max(axis=-1, keepdims=True))  # (T, E)
+    shares /= shares.sum(axis=-1, keepdims=True)
+    best = np.argsort(-shares, axis=-1, kind="stable")[:, :n_active]
+    chosen = np.sort(best, axis=-1)  # (T, A)
+    weights = np.take_along_axis(shares, chosen, axis=-1)  # (T, A)
+    if norm_topk:
+        weights /= weights.sum(axis=-1, keepdims=True)
+    return chosen.astype(np.int32), weights
+
+
+@np.errstate(all="ignore")
+def combine(out: Floats, weights: Floats) -> Floats:
+    """Add up what the experts gave: out (T * A, D), weights (T, A) -> (T, D), a view of `out`.
+
+    In ascending expert id, one expert after another, whatever the order they were computed in.
+    Works in `out` itself: it is the largest array of a prompt chunk.
+    """
+    n_tokens, n_active = weights.shape
+    parts = out.reshape(n_tokens, n_active, -1)  # (T, A, D)
+    parts *= weights[:, :, None]
+    total = parts[:, 0]  # (T, D)
+    for place in range(1, n_active):
+        total += parts[:, place]
+    return total
+
+
 @np.errstate(all="ignore")
 def silu(x: Floats) -> Floats:
     """``x · sigmoid(x)``, element by element."""

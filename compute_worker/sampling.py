@@ -50,6 +50,8 @@ class SequenceSampler:
 
 def finite(logits: npt.NDArray[np.floating]) -> Scores:
     """As float64 without NaN (least likely) and infinities (the ends of float32)."""
+    if np.isfinite(logits).all():  # nearly always, and a tenth of the time
+        return logits.astype(np.float64)
     return np.nan_to_num(
         logits.astype(np.float64), nan=-LARGEST, posinf=LARGEST, neginf=-LARGEST
     ).clip(-LARGEST, LARGEST)

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from compute_worker.arch import KV_BLOCK_TOKENS, LayerTensors, ModelSpec, resolve
-from compute_worker.forward import Batch, combine, forward, group_by_expert, logits
+from compute_worker.forward import Batch, forward, group_by_expert, logits
 from compute_worker.kernel_choice import select
 from compute_worker.kernels import Kernels
 from compute_worker.kv import KvCache
@@ -170,7 +170,7 @@ class Stage:
         out = np.empty((chosen.size, x.shape[1]), np.float32)
         wanted = list(pairs.values())
         self._kernels.expert_blocks(shape, addresses, wanted, self._spec.n_active, x, out)
-        total = combine(out, weights)
+        total = self._kernels.combine(out, weights)
         self._clock.experts[layer].append(time.perf_counter() - started)
         return total
 

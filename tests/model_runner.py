@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from compute_worker.arch import ModelSpec, resolve
-from compute_worker.forward import Batch, combine, embed, forward, group_by_expert, logits
+from compute_worker.forward import Batch, embed, forward, group_by_expert, logits
 from compute_worker.kernel_choice import select
 from compute_worker.kernels import Kernels
 from compute_worker.kv import KvCache, n_blocks_needed
@@ -90,4 +90,4 @@ class ModelRunner:
         self.kernels.expert_blocks(
             shape, addresses, list(groups.values()), self.spec.n_active, x, out
         )
-        return combine(out, shares)
+        return self.kernels.combine(out, shares)

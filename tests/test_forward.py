@@ -14,16 +14,15 @@ from model_runner import ModelRunner
 from plain_model import PlainModel
 
 from compute_worker.forward import (
-    combine,
     embed,
     group_by_expert,
     logits,
-    rotate,
     rotation_of,
     route,
 )
 from compute_worker.kernel_choice import select
 from compute_worker.matrix import Floats, Matrix
+from compute_worker.reference import combine, rotate
 from compute_worker.weights import Router
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -253,7 +252,7 @@ def test_rotate_by_hand(runner: ModelRunner) -> None:
     spec = runner.spec
     x = np.zeros((2, 1, spec.head_width), np.float32)
     x[:, 0, 1] = 1  # the first part of pair 1
-    turned = rotate(x, rotation_of(spec, np.array([0, 3], np.int32)))
+    turned = rotate(x.copy(), *rotation_of(spec, np.array([0, 3], np.int32)))
     angle = 3 * spec.rope_base ** (-2 / spec.rope_width)
     assert (turned[0] == x[0]).all()
     assert np.isclose(turned[1, 0, 1], np.cos(angle))

@@ -85,6 +85,21 @@ def engine(instruction_set: str, numerics: str) -> Iterator[Engine]:
     opened.close()
 
 
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("n_tokens", [1, 6])
+def test_several_matrices_at_once_are_each_alone(name: str, n_tokens: int) -> None:
+    """More than go at once, floats beside integers, rows that are no whole vectors."""
+    types = ("Q4_K", "F32", "Q6_K", "Q8_0", "F16", "Q2_K")
+    matrices = [weights_of(kind, 512, n_rows=37 + 64 * i) for i, kind in enumerate(types)]
+    x = tokens_of(n_tokens, 512)
+    for numerics in NUMERICS:
+        engine = Engine(name, numerics, 2)
+        together = engine.matmuls(matrices, x)
+        alone = [engine.matmul(matrix, x) for matrix in matrices]
+        engine.close()
+        assert [a.tobytes() for a in together] == [a.tobytes() for a in alone]
+
+
 @pytest.mark.parametrize("type_name", TYPES)
 def test_products_are_as_near_as_their_numerics_allow(
     engine: Engine, numerics: str, type_name: str

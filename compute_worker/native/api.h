@@ -33,9 +33,11 @@ void moe_engine_close(moe_engine *engine);
 
 int moe_type_is_native(const moe_engine *engine, int type);
 
-/* out (T, n_rows) = x (T, n_cols) @ weights.T */
-int moe_matmul(moe_engine *engine, int numerics, int type, const void *weights, int n_rows,
-               int n_cols, const float *x, int n_tokens, float *out);
+/* Several matrices times the same x (T, n_cols): matrix i has n_rows[i] rows of types[i] at address
+ * weights[i]; its product (T, n_rows[i]) follows that of the matrix before in `out`. */
+int moe_matmul(moe_engine *engine, int numerics, int n_matrices, const int32_t *types,
+               const uint64_t *weights, const int32_t *n_rows, int n_cols, const float *x,
+               int n_tokens, float *out);
 
 /* Expert i: for every p of its pair_counts[i] entries in pairs (the lists of all experts follow
  * each other), out[p] = down @ (silu(gate @ x[p / n_active]) * (up @ x[p / n_active])). */
@@ -49,6 +51,19 @@ typedef struct {
     void *data;
     int type, n_layers, n_kv_heads, head_width;
 } moe_kv;
+
+/* Row by row, see `reference`. Nothing here can fail. */
+void moe_rms_norm(moe_engine *engine, const float *x, const float *weight, int n_rows,
+                  int n_columns, float epsilon, float *out);
+/* x (T, n_heads, head_width), in place; cosines and sines (T, half) */
+void moe_rotate(moe_engine *engine, float *x, int n_tokens, int n_heads, int head_width,
+                const float *cosines, const float *sines, int half);
+/* scores (T, E), E <= 1024, become shares; chosen and weights (T, A) */
+void moe_top_experts(moe_engine *engine, float *scores, int n_tokens, int n_experts, int n_active,
+                     int norm_topk, int32_t *chosen, float *weights);
+/* out (T, A, width): the weighted sum over A is left in out[:, 0] */
+void moe_combine(moe_engine *engine, float *out, const float *weights, int n_tokens, int n_active,
+                 int width);
 
 int moe_attention(moe_engine *engine, const float *q, const moe_kv *kv, int layer, int n_heads,
                   const int32_t *tables, int max_blocks, const int32_t *sequence_of_token,

@@ -49,6 +49,7 @@ enum {
     KV_TILE = 64,        /* positions per block of the KV cache */
     MAX_PLANES = 3,
     SIDE_BY_SIDE = 4,    /* tokens in a bundle */
+    MOE_MAX_EXPERTS = 1024, /* of a layer, where C chooses among them */
 };
 
 /* Tokens ready to be multiplied, filled up with zeros to whole tiles of columns.
@@ -137,6 +138,11 @@ typedef struct {
     void (*prepare)(activations *input, int i, int g, int n, const float *x);
     /* out[i] = silu(gate[i]) * up[i], n a multiple of 16 */
     void (*silu_product)(const float *gate, const float *up, float *out, int n);
+    /* See row_math.h. */
+    void (*rms_norm)(const float *x, const float *weight, int n, float epsilon, float *out);
+    void (*rotate)(float *x, const float *cosines, const float *sines, int half);
+    void (*softmax)(float *x, int n);
+    void (*add_weighted)(float *rows, const float *weights, int n_rows, int n);
     /* The scores (64) of one query and one tile, times `scale`, become weights
      * exp(score - largest); positions from `count` on weigh 0. `largest` and `total` run over the tiles;
      * returns what the sums of earlier tiles must be multiplied with. */

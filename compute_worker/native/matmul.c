@@ -1,22 +1,36 @@
-/* Matrix times tokens: the rows are divided into parts, and the threads take them as they come. */
+/* Matrices times tokens: the rows are divided into parts, and the threads take them as they come. */
 #include "engine.h"
 #include "threads.h"
+
+enum { MATRICES_AT_ONCE = 4 };
 
 typedef struct {
     row_job rows;
     multiply_rows *multiply;
+    int n_rows, first_part;
+} matrix_job;
+
+typedef struct {
+    matrix_job matrices[MATRICES_AT_ONCE];
+    int n_matrices, rows_per_part;
     const moe_grids *grids;
-    int n_rows, rows_per_part;
 } matmul_job;
 
 static void matmul_part(void *context, int part)
 {
     const matmul_job *job = context;
-    int begin = part * job->rows_per_part, end = begin + job->rows_per_part;
-    row_job rows = job->rows;
-    end = end < job->n_rows ? end : job->n_rows;
-    rows.next = end < job->n_rows ? rows.weights + (size_t)end * rows.row_bytes : NULL;
-    job->multiply(&rows, job->grids, begin, end);
+    int i = job->n_matrices - 1;
+    while (job->matrices[i].first_part > part)
+        i--;
+    const matrix_job *matrix = job->matrices + i;
+    int begin = (part - matrix->first_part) * job->rows_per_part, end = begin + job->rows_per_part;
+    row_job rows = matrix->rows;
+    if (end < matrix->n_rows)
+        rows.next = rows.weights + (size_t)end * rows.row_bytes;
+    else
+        rows.next = i + 1 < job->n_matrices ? matrix[1].rows.weights : NULL;
+    end = end < matrix->n_rows ? end : matrix->n_rows;
+    matrix->multiply(&rows, job->grids, begin, end);
 }
 
 /* Parts of a whole number of vectors: small enough to balance, large enough that the first rows of
@@ -29,32 +43,69 @@ static int part_rows(const thread_pool *pool, int n_rows)
     return n_threads == 1 ? n_rows : rows < SMALLEST ? SMALLEST : rows;
 }
 
-int moe_matmul(moe_engine *engine, int numerics, int type, const void *weights, int n_rows,
-               int n_columns, const float *x, int n_tokens, float *out)
+/* What all matrices together want of the activations. */
+static activation_shape wanted_shape(const moe_engine *engine, int numerics, int n_matrices,
+                                     const int32_t *types, int n_columns, int n_tokens)
 {
-    const type_kernels *kernels = &engine->set->types[type];
     activation_shape shape = {
-        .n_tokens = n_tokens, .n_columns = n_columns, .planes = planes_for(kernels, numerics, 0),
-        .has_values = kernels->is_float,
+        .n_tokens = n_tokens, .n_columns = n_columns,
         .width = n_tokens == 1 && engine->set->has_direct ? 1 : SIDE_BY_SIDE,
     };
+    for (int i = 0; i < n_matrices; i++) {
+        const type_kernels *kernels = &engine->set->types[types[i]];
+        int planes = planes_for(kernels, numerics, 0);
+        shape.planes = planes > shape.planes ? planes : shape.planes;
+        shape.has_values |= kernels->is_float;
+    }
+    return shape;
+}
+
+static int multiply_matrices(moe_engine *engine, int numerics, int n_matrices,
+                             const int32_t *types, const uint64_t *weights, const int32_t *n_rows,
+                             int n_columns, const float *x, int n_tokens, float *out)
+{
+    activation_shape shape =
+        wanted_shape(engine, numerics, n_matrices, types, n_columns, n_tokens);
     activations input;
     void *scratch = engine_scratch(engine, activation_bytes(shape));
     if (!scratch)
         return -1;
     carve_activations(&input, &scratch, shape);
     prepare_tokens(engine, &input, x, n_tokens, n_columns);
-    matmul_job job = {
-        .rows = {.weights = weights, .n_columns = n_columns,
-                 .row_bytes = row_bytes_of(kernels, n_columns), .input = &input,
-                 .n_tokens = n_tokens, .out = out, .out_stride = (size_t)n_rows},
-        .multiply = kernels->multiply[shape.planes],
-        .grids = &engine->grids,
-        .n_rows = n_rows,
-        .rows_per_part = part_rows(engine->pool, n_rows),
-    };
-    threads_run(engine->pool, matmul_part, &job,
-                (n_rows + job.rows_per_part - 1) / job.rows_per_part);
+    matmul_job job = {.n_matrices = n_matrices, .grids = &engine->grids};
+    int n_rows_of_all = 0, n_parts = 0;
+    for (int i = 0; i < n_matrices; i++)
+        n_rows_of_all += n_rows[i];
+    job.rows_per_part = part_rows(engine->pool, n_rows_of_all);
+    for (int i = 0; i < n_matrices; i++) {
+        const type_kernels *kernels = &engine->set->types[types[i]];
+        job.matrices[i] = (matrix_job){
+            .rows = {.weights = (const uint8_t *)(uintptr_t)weights[i], .n_columns = n_columns,
+                     .row_bytes = row_bytes_of(kernels, n_columns), .input = &input,
+                     .n_tokens = n_tokens, .out = out, .out_stride = (size_t)n_rows[i]},
+            .multiply = kernels->multiply[planes_for(kernels, numerics, 0)],
+            .n_rows = n_rows[i],
+            .first_part = n_parts,
+        };
+        n_parts += (n_rows[i] + job.rows_per_part - 1) / job.rows_per_part;
+        out += (size_t)n_tokens * (size_t)n_rows[i];
+    }
+    threads_run(engine->pool, matmul_part, &job, n_parts);
+    return 0;
+}
+
+int moe_matmul(moe_engine *engine, int numerics, int n_matrices, const int32_t *types,
+               const uint64_t *weights, const int32_t *n_rows, int n_columns, const float *x,
+               int n_tokens, float *out)
+{
+    for (int i = 0; i < n_matrices; i += MATRICES_AT_ONCE) {
+        int n = n_matrices - i < MATRICES_AT_ONCE ? n_matrices - i : MATRICES_AT_ONCE;
+        if (multiply_matrices(engine, numerics, n, types + i, weights + i, n_rows + i, n_columns, x,
+                              n_tokens, out))
+            return -1;
+        for (int j = i; j < i + n; j++)
+            out += (size_t)n_tokens * (size_t)n_rows[j];
+    }
     return 0;
 }
 

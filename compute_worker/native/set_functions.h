@@ -9,6 +9,7 @@
 #include "multiply.h"
 #include "activations.h"
 #include "attention_tile.h"
+#include "row_math.h"
 
 /* Unpack into memory, for several tokens. */
 #define STORE_FUNCTION(name)                                                                      \
@@ -74,6 +75,10 @@ const instruction_set THIS_SET = {
     .types = {FLOAT_TYPES(FLOAT_ENTRY) QUANTISED_TYPES(QUANTISED_ENTRY)},
     .prepare = prepare,
     .silu_product = silu_product,
+    .rms_norm = rms_norm,
+    .rotate = rotate,
+    .softmax = softmax,
+    .add_weighted = add_weighted,
     .mix_values = mix_values,
     .soften = soften,
     .store_row = store_row,
