@@ -47,10 +47,6 @@ def test_rms_norm_of_zeros_and_nan(kernels: Kernels) -> None:
 def test_rotate(kernels: Kernels, head_width: int, half: int) -> None:
     x = floats(65, 3, head_width)
     cosines, sines = floats(65, half, seed=4), floats(65, half, seed=5)
-        floats(65, 3, head_width),
-        floats(65, half, seed=4),
-        floats(65, half, seed=5),
-    )
     found = kernels.rotate(x.copy(), cosines, sines)
     assert np.allclose(found, reference.rotate(x.copy(), cosines, sines), rtol=1e-6, atol=1e-6)
     assert (found[..., 2 * half :] == x[..., 2 * half :]).all()
