@@ -20,7 +20,7 @@ from compute_worker.kernels import Kernels
 from compute_worker.kv import KvCache, n_blocks_needed
 from compute_worker.link import Link
 from compute_worker.matrix import Floats, Integers
-from compute_worker.sampling import SequenceSampler
+from compute_worker.sampling import SequenceSampler, top_logprobs
 from compute_worker.weights import Weights
 from shm.messages import Progress, Sampled, Slice, Step, StepDone, StepTimes, Submit
 
@@ -209,7 +209,8 @@ class Engine:
             sequence = self._sequences[part.request]
             token, logprob = sequence.sampler.sample(row_scores)
             sequence.tokens.append(token)
-            drawn.append(Sampled(part.request, token, logprob))
+            top = top_logprobs(row_scores, sequence.submit.n_top_logprobs)
+            drawn.append(Sampled(part.request, token, logprob, top))
         return tuple(drawn)
 
 

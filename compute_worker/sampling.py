@@ -1,23 +1,23 @@
 """Draws the next token of a sequence from its logits.
 
-The rules apply in this order, each to what the one before left: repeat penalty, top-k, top-p,
-min-p, temperature. Temperature comes last, so the cuts do not depend on it. One uniform number
-from the sequence's own PCG64 generator decides; greedy uses none. So the tokens of a sequence
-depend on its logits and its seed, never on what else is in the batch.
+The rules apply in this order, each to what the one before left: repeat penalty, frequency and
+presence penalties, top-k, top-p, min-p, temperature. Temperature comes last, so the cuts do not
+depend on it. One uniform number from the sequence's own PCG64 generator decides; greedy uses none.
+So the tokens of a sequence depend on its logits and its seed, never on what else is in the batch.
 
 Logits of a hostile model may be NaN or infinite. They become finite at the door, and every rule
 keeps at least one token.
 """
 
 import math
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from compute_worker.matrix import Floats
-from shm.messages import Sampling
+from shm.messages import Sampling, TokenLogprob
 
 Scores = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.intp]
@@ -34,17 +34,20 @@ class SequenceSampler:
         self._sampling = sampling
         self._random = np.random.Generator(np.random.PCG64(sampling.seed))
         self._recent = deque(prompt[-PENALTY_TOKENS:], maxlen=PENALTY_TOKENS)
+        self._drawn: Counter[int] = Counter()
 
     def sample(self, logits: Floats) -> tuple[int, float]:
         """Draw from logits (V): the token, and its log probability before any rule."""
         model_scores = finite(logits)
         scores = penalised(model_scores, self._recent, self._sampling.repeat_penalty)
+        scores = less_often(scores, self._drawn, self._sampling)
         if self._sampling.temperature == 0:
             token = int(np.argmax(scores))  # the lowest id wins a tie
         else:
             ids = candidates(scores, self._sampling)
             token = draw(scores, ids, self._sampling.temperature, self._random.random())
         self._recent.append(token)
+        self._drawn[token] += 1
         return token, log_probability(model_scores, token)
 
 
@@ -66,6 +69,20 @@ def penalised(scores: Scores, recent: Iterable[int], penalty: float) -> Scores:
     found = scores[tokens]
     changed = scores.copy()
     changed[tokens] = np.where(found > 0, found / penalty, found * penalty)
+    return finite(changed)
+
+
+def less_often(scores: Scores, drawn: Mapping[int, int], sampling: Sampling) -> Scores:
+    """Tokens that the answer has already made less likely: the two penalties of the OpenAI API.
+
+    `drawn` counts the tokens of the answer; those of the prompt do not count.
+    """
+    if not drawn or (sampling.frequency_penalty == 0 and sampling.presence_penalty == 0):
+        return scores
+    tokens = np.fromiter(drawn.keys(), np.intp, len(drawn))
+    counts = np.fromiter(drawn.values(), np.float64, len(drawn))
+    changed = scores.copy()
+    changed[tokens] -= sampling.frequency_penalty * counts + sampling.presence_penalty
     return finite(changed)
 
 
@@ -106,9 +123,28 @@ def draw(scores: Scores, ids: Ids, temperature: float, uniform: float) -> int:
 
 def log_probability(scores: Scores, token: int) -> float:
     """Natural logarithm of the token's share in the softmax of all scores, never infinite."""
-    distance = float(scores[token] - scores.max())
-    total = math.log(float(_weights(scores, 1.0).sum()))
-    return max(distance - total, LOWEST_LOGPROB)
+    return _below(scores, token, _log_total(scores))
+
+
+def _log_total(scores: Scores) -> float:
+    """Logarithm of the softmax's denominator, relative to the largest score."""
+    return math.log(float(_weights(scores, 1.0).sum()))
+
+
+def _below(scores: Scores, token: int, log_total: float) -> float:
+    return max(float(scores[token] - scores.max()) - log_total, LOWEST_LOGPROB)
+
+
+def top_logprobs(logits: Floats, n: int) -> tuple[TokenLogprob, ...]:
+    """The `n` likeliest tokens of logits (V) before any rule; the lower id wins a tie."""
+    if n == 0:
+        return ()
+    scores = finite(logits)
+    n = min(n, len(scores))
+    ids = np.flatnonzero(scores >= np.partition(scores, -n)[-n])  # ties may be too many
+    ids = ids[np.argsort(-scores[ids], kind="stable")][:n]
+    total = _log_total(scores)
+    return tuple(TokenLogprob(int(id_), _below(scores, int(id_), total)) for id_ in ids)
 
 
 @np.errstate(all="ignore")

@@ -35,6 +35,7 @@ from coordinator.model_map import show_map
 from coordinator.plan import run_plan
 from coordinator.replay_report import show_replay
 from coordinator.runner import Running, running
+from coordinator.service import serve
 from coordinator.slot_classes import PoolTooSmallError
 from coordinator.streams import OutputError, let_output_go, open_missing_streams
 from coordinator.synth import run_synth
@@ -98,6 +99,8 @@ def dispatch(command: Command, typed: Sequence[str]) -> int:
             _become_single_process(typed)
         case EvalCommand(config) if config.single_process:
             _become_single_process(typed)
+        case Config(is_service=True):
+            return serve(command)
         case Config() | EvalCommand():
             return run_engine(command, running)
         case PlanCommand():

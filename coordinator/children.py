@@ -23,7 +23,6 @@ from shm.messages import (
     Hello,
     Stop,
     Welcome,
-    decode,
     encode,
 )
 
@@ -164,7 +163,7 @@ class Children:
 
     def _news_of(self, child: Child, data: bytes) -> News | None:
         try:
-            message = decode(data)
+            message = child.spec.decode(data)
         except MessageError as error:
             return Misbehaved(child, f"sent rubbish ({error})")
         match message:

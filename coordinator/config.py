@@ -208,12 +208,53 @@ class Config:
         "write the routing of every step here, for `moe-coord trace` and `replay`",
     )  # fmt: skip
 
-    host: str = flag("127.0.0.1", "--host", TEXT, SERVICE, "address to serve on", is_ready=False)
-    port: int = flag(8080, "--port", PORT, SERVICE, "port of the API", is_ready=False)
-    metrics_port: int | None = flag(
-        None, "--metrics-port", PORT, SERVICE,
-        "serve Prometheus metrics of every process on this port of 127.0.0.1", default_text="off",
+    host: str = flag("127.0.0.1", "--host", TEXT, SERVICE, "address to serve on")
+    port: int = flag(8080, "--port", PORT, SERVICE, "port of the API and the status page")
+    api_key: str | None = flag(
+        None, "--api-key", TEXT, SERVICE,
+        "what clients must send as bearer token: a file with one key a line, or the key itself",
+        default_text="none is asked for",
     )  # fmt: skip
+    without_key: bool = flag(
+        False, "--without-key", None, SERVICE,
+        "serve without --api-key on an address that others can reach",
+    )  # fmt: skip
+    allowed_hosts: tuple[str, ...] = flag(
+        (), "--allow-host", TEXT, SERVICE,
+        "name by which clients may call the service (a proxy's); may be repeated",
+        default_text="localhost and addresses", many=True,
+    )  # fmt: skip
+    allowed_origins: tuple[str, ...] = flag(
+        (), "--allow-origin", TEXT, SERVICE,
+        "web page, such as http://localhost:3000, whose scripts may use the API; may be repeated",
+        default_text="its own page", many=True,
+    )  # fmt: skip
+    aliases: tuple[str, ...] = flag(
+        (), "--alias", TEXT, SERVICE,
+        "name of the model in the API; may be repeated, the first one is shown",
+        default_text="the file's name", many=True,
+    )  # fmt: skip
+    parallel: int = flag(
+        4, "--parallel", integer(1, 64), SERVICE, "answers that are computed at the same time"
+    )
+    queue: int = flag(
+        16, "--queue", integer(0, 1024), SERVICE,
+        "requests that may wait for that; more are sent away (429)",
+    )  # fmt: skip
+    drain_seconds: int = flag(
+        30, "--drain", integer(0, 3600, "SECONDS"), SERVICE,
+        "how long running answers may take to end after SIGTERM",
+    )  # fmt: skip
+    metrics_port: int | None = flag(
+        None, "--metrics-port", integer(0, 65535, "PORT"), SERVICE,
+        "serve Prometheus metrics of every process on this port of 127.0.0.1; 0 is off",
+        default_text="9400 for the service, else off",
+    )  # fmt: skip
+
+    @property
+    def is_service(self) -> bool:
+        """Whether there is no prompt: requests come over HTTP."""
+        return self.prompt is None and self.prompt_file is None and self.prompt_tokens is None
 
     @property
     def has_pool(self) -> bool:

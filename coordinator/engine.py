@@ -25,8 +25,8 @@ from coordinator.actions import (
 from coordinator.children import Arrived, Children, Died, Misbehaved
 from coordinator.disk_use import DiskUseTotals
 from coordinator.health import Health
-from coordinator.launch import Child, ChildSpec
-from coordinator.listener import Listener
+from coordinator.launch import HTTP, Child, ChildSpec
+from coordinator.listener import Front, Listener
 from coordinator.memory_watch import MemoryWatch
 from coordinator.restarts import MAX_DEATHS, Restarts
 from coordinator.state import (
@@ -81,18 +81,21 @@ class Engine:
         *,
         compute_reads: bool,
         maps_files: bool,
+        front: Front | None = None,
     ) -> None:
         self.core = core
         self.children = Children()
         self.restarts = Restarts()
+        specs = [*specs, front.spec] if front is not None else specs
         self.names = tuple(spec.name for spec in specs)
-        self.totals = Totals(n for n in self.names if n != COMPUTE or compute_reads)
+        workers = [spec.name for spec in specs if spec.name != HTTP]
+        self.totals = Totals(n for n in workers if n != COMPUTE or compute_reads)
         self.memory = memory
         self.disk_use = DiskUseTotals()
         self._specs = {spec.name: spec for spec in specs}
         self._credit = reader_credit
         self._listener = listener
-        self._compute_reads = compute_reads
+        self._front = front
         self._health = Health(core, files, COMPUTE, maps_files=maps_files)
         self._next_tick = 0.0
         self._stack = contextlib.ExitStack()
@@ -114,14 +117,15 @@ class Engine:
     @property
     def is_ready(self) -> bool:
         """Every process is up."""
-        return all(self._is_up(name) for name in self._specs)
+        return all(self.is_up(name) for name in self._specs)
 
     @property
     def is_compute_ready(self) -> bool:
         """Steps can be sent."""
-        return self._is_up(COMPUTE)
+        return self.is_up(COMPUTE)
 
-    def _is_up(self, name: str) -> bool:
+    def is_up(self, name: str) -> bool:
+        """Whether a process is ready."""
         child = self.children.get(name)
         return child is not None and child.is_ready
 
@@ -132,6 +136,11 @@ class Engine:
     def end(self, request: EndRequest) -> None:
         """End a request from outside."""
         self._handle(request)
+
+    def tell_front(self, message: Any) -> None:
+        """Send to the front's process; if it is not up, to nobody."""
+        if self.is_up(HTTP):
+            self._send(HTTP, message)
 
     def preload(self) -> None:
         """Read every expert, in layer order, before the first step."""
@@ -182,6 +191,8 @@ class Engine:
                 self._listener.on_progress(child.name, phase, done, total)
             case Ready(_, detail):
                 self._ready(child, detail)
+            case _ if self._front is not None and child.name == HTTP:
+                self._front.received(message)
             case _:
                 self._condemn(child, f"sent an unexpected {type(message).__name__}")
 
@@ -195,8 +206,10 @@ class Engine:
         child.detail = json.loads(detail)
         self.disk_use.begin(child.process.pid)
         self._health.watch.begin(child.name, time.monotonic_ns())
-        if child.name != COMPUTE or self._compute_reads:
+        if child.name in self.totals.readers:
             self._handle(ReaderReady(child.name, self._credit))
+        if self._front is not None and child.name == HTTP:
+            self._front.started()
         if self.is_ready:
             self.memory.begin(self._pids(), time.monotonic())
 
@@ -216,11 +229,13 @@ class Engine:
         self._listener.on_event(
             f"event=died process={name} pid={child.process.pid} cause={death.why!r}"
         )
-        if name != COMPUTE or self._compute_reads:
+        if name in self.totals.readers:
             self._handle(ReaderDied(name))
         if name == COMPUTE:
             text = f"the compute worker died ({death.why}); send the request again"
             self._handle(ComputeDied(text))
+        if self._front is not None and name == HTTP:
+            self._front.died()
         self._start(child.spec)
 
     def _condemn(self, child: Child, why: str) -> None:
@@ -229,7 +244,7 @@ class Engine:
             return
         child.is_condemned = True
         self._listener.on_event(f"event=kill process={child.name} cause={why!r}")
-        if child.is_ready and (child.name != COMPUTE or self._compute_reads):
+        if child.is_ready and child.name in self.totals.readers:
             self._handle(ReaderCondemned(child.name))
         self.children.kill(child, why)
 

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from statistics import median
 from typing import Any
 
 from coordinator.actions import Ended
@@ -13,6 +12,7 @@ from coordinator.engine import EngineError
 from coordinator.flag_values import ConfigError
 from coordinator.geometry import ExpertCounters
 from coordinator.machine import read_machine
+from coordinator.records import announce, save_usage, warn_of_lost_records
 from coordinator.runner import Runner, Running
 from coordinator.setup import Setup, prepared
 from coordinator.signals import Signals
@@ -23,13 +23,10 @@ from coordinator.terminal import Terminal, TextOutput
 from coordinator.text_stream import TextStream
 from coordinator.token_rows import TokenRows, Totals
 from coordinator.tokenizer import Tokenizer, build_tokenizer
-from coordinator.trace_statistics import n_for_share
-from coordinator.usage import write_usage
 from shm.messages import Sampled, Sampling, StepDone, Submit
 
 EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_TERMINATED = 5, 130, 143
 MADVISING_READERS = ("willneed", "populate")
-HOT_SHARE = 0.8  # of a layer's uses: how many experts make it up is told
 
 
 class Answer:
@@ -88,29 +85,27 @@ class Answer:
 
 def generate(config: Config, running: Running) -> int:
     """Run the main job; returns the exit code. Raises what `prepared` and the engine raise."""
+    if config.single_process and config.is_service:
+        raise ConfigError(
+            "--single-process: expected a prompt (-p, -f, --tokens), found none: the service has "
+            "processes; give a prompt, or drop --single-process"
+        )
     if config.single_process and config.metrics_port is not None:
         raise ConfigError(
             "--metrics-port: expected processes to watch, found --single-process; drop one of them"
         )
     with Terminal(quiet=config.json) as terminal, Signals() as signals:
         prompt = prompt_text(config, sys.stdin.buffer)
-        has_prompt = prompt is not None or config.prompt_tokens is not None
         with prepared(config, read_machine(), only_sequence(config, prompt)) as setup:
             tokenizer = _tokenizer(setup, needed=config.prompt_tokens is None)
-            first = prompt_tokens(setup, tokenizer, prompt) if has_prompt else None
-            for line in setup.lines():
-                terminal.line(line)
-            warning = setup.plan.warning()
-            if warning and setup.config.policy == "lru":
-                terminal.warning(warning)
+            tokens = prompt_tokens(setup, tokenizer, prompt)
+            announce(setup, terminal)
             with running(setup, terminal, signals) as runner:
                 try:
-                    if first is not None:
-                        return _answer(runner, tokenizer, first, 1)
-                    return _serve_prompts(runner, tokenizer)
+                    return _answer(runner, tokenizer, tokens, 1)
                 finally:
-                    _save_usage(runner)
-                    _warn_of_lost_records(runner)
+                    save_usage(setup, runner.core, terminal)
+                    warn_of_lost_records(setup, terminal)
 
 
 def only_sequence(config: Config, prompt: str | None) -> OnlySequence | None:
@@ -226,29 +221,6 @@ def _record(runner: Runner, answer: Answer) -> dict[str, Any]:
     }
 
 
-def _serve_prompts(runner: Runner, tokenizer: Tokenizer | None) -> int:
-    """Without a prompt: a terminal is asked for one a line, else wait for a signal."""
-    if not sys.stdin.isatty():
-        runner.terminal.line("ready; no prompt given: waiting for SIGTERM")
-        runner.idle_until_signal()
-        return runner.signals.exit_code or 0
-    runner.terminal.line("ready; one prompt a line, Ctrl-D ends")
-    request = 0
-    while (line := runner.read_line("> ")) is not None:
-        if not line.strip():
-            continue
-        request += 1
-        try:
-            tokens = prompt_tokens(runner.setup, tokenizer, line)
-        except ConfigError as error:
-            runner.terminal.warning(str(error))
-            continue
-        code = _answer(runner, tokenizer, tokens, request)
-        if code:
-            return code
-    return runner.signals.exit_code or 0
-
-
 def _totals(runner: Runner) -> Totals:
     """What `--csv` wants to know after each token."""
     residency, reader = runner.core.residency, runner.setup.reader.name
@@ -258,30 +230,4 @@ def _totals(runner: Runner) -> Totals:
         madvise_ns=counters.read_ns if reader in MADVISING_READERS else 0,
         requests=counters.requests,
         hits=counters.hits if residency.knows_hits else None,
-    )
-
-
-def _warn_of_lost_records(runner: Runner) -> None:
-    for flag, recorder in (("--trace", runner.setup.trace), ("--csv", runner.setup.rows)):
-        if recorder is not None and recorder.failure is not None:
-            runner.terminal.warning(f"{flag}: the file is cut short: {recorder.failure.strerror}")
-
-
-def _save_usage(runner: Runner) -> None:
-    """Add what was used to the counts of `--usage` and save them."""
-    path = runner.setup.config.usage
-    if path is None:
-        return
-    usage = runner.setup.usage
-    for key, n_uses in runner.core.residency.uses.items():
-        usage.counts[key] = usage.counts.get(key, 0.0) + n_uses
-    try:
-        write_usage(path, usage)
-    except OSError as error:
-        runner.terminal.warning(f"--usage: cannot save {path}: {error.strerror}")
-        return
-    n_hot = median(n_for_share(uses, HOT_SHARE) for uses in usage.of_layers())
-    runner.terminal.line(
-        f"counts of {sum(usage.counts.values()):.0f} uses saved in {path}: {n_hot:g} of "
-        f"{usage.n_experts} experts make up {100 * HOT_SHARE:.0f} % of a layer's"
     )

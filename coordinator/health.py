@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterable, Sequence
 
 from coordinator.accounting import cpu_seconds, io_progress
-from coordinator.launch import Child
+from coordinator.launch import HTTP, Child
 from coordinator.state import Core
 from coordinator.watch import Watch
 from io_worker.reader import ModelFile, change_of
@@ -60,6 +60,9 @@ class Health:
             return "start takes too long" if watch.start_hangs(name, now_ns) else None
         if name == self._compute:
             return self._problem_of_compute(child, now_ns)
+        if name == HTTP:
+            watch.observe(name, (child.n_done,), now_ns)
+            return "no heartbeat" if watch.http_hangs(name, now_ns) else None
         residency = self._core.residency
         if residency.n_reading(name) == 0:
             watch.rest(name, now_ns)

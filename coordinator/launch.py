@@ -13,20 +13,24 @@ import contextlib
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import zmq
 
 from shm.birth import SIGNALS_OF_THE_PARENT, ChildArguments, encode_arguments
 from shm.link import endpoint_in, make_socket_directory, pair_socket, remove_socket_directory
+from shm.messages import decode
 from shm.pool import PoolLayout
 
 Context = zmq.Context["zmq.Socket[bytes]"]
+HTTP = "http"  # the name of the service's process that talks to clients
 
 # BLAS and OpenMP must not start threads of their own: the kernels bring theirs
 ONE_THREAD = {
@@ -41,7 +45,7 @@ ONE_THREAD = {
 class ChildSpec:
     """What to start. `settings` answers its `Hello`."""
 
-    name: str  # "io0", …, "compute"
+    name: str  # "io0", …, "compute", "http"
     module: str
     cores: tuple[int, ...]
     pool_fd: int | None
@@ -49,6 +53,7 @@ class ChildSpec:
     file_fds: tuple[int, ...]
     other_fds: tuple[int, ...]
     settings: bytes
+    decode: Callable[[bytes], Any] = decode  # of what it sends
 
 
 @dataclass(slots=True)
@@ -117,7 +122,7 @@ def start_child(context: Context, spec: ChildSpec, now_ns: int) -> Child:
     directory = make_socket_directory()
     token = secrets.token_hex(16)
     try:
-        socket = pair_socket(context, endpoint_in(directory), bind=True)
+        link = pair_socket(context, endpoint_in(directory), bind=True)
     except BaseException:
         remove_socket_directory(directory)
         raise
@@ -143,11 +148,25 @@ def start_child(context: Context, spec: ChildSpec, now_ns: int) -> Child:
                 env={**os.environ, **ONE_THREAD},
             )
     except BaseException:
-        socket.close()
+        link.close()
         remove_socket_directory(directory)
         raise
     pidfd = os.pidfd_open(process.pid)
-    return Child(spec, process, pidfd, socket, token, directory, now_ns)
+    return Child(spec, process, pidfd, link, token, directory, now_ns)
+
+
+def start_renderer(connection: socket.socket) -> "subprocess.Popen[bytes]":
+    """Start the process that renders chat templates; it ends with the other end of `connection`.
+
+    It gets nothing but this socket, as its standard input, and an empty environment.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "coordinator.api.render"],
+        stdin=connection.fileno(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={},
+    )
 
 
 @contextlib.contextmanager

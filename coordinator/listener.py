@@ -1,8 +1,9 @@
 """Who is told what becomes of requests and processes: what the engine asks of the job around it."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from coordinator.actions import Ended
+from coordinator.launch import ChildSpec
 from coordinator.state import EndRequest
 from shm.messages import Sampled, StepDone
 
@@ -24,3 +25,20 @@ class Listener(Protocol):
 
     def on_event(self, line: str) -> None:
         """Something an operator wants to know, key=value."""
+
+
+class Front(Protocol):
+    """The part of a job that talks to a process of its own, which the engine starts and watches."""
+
+    @property
+    def spec(self) -> ChildSpec:
+        """The process."""
+
+    def received(self, message: Any) -> None:
+        """It sent a message; heartbeats and the messages of its birth do not come here."""
+
+    def started(self) -> None:
+        """It is ready, for the first time or again: it knows nothing yet."""
+
+    def died(self) -> None:
+        """It is dead; another is being started."""

@@ -26,6 +26,7 @@ from prometheus_client.registry import Collector
 
 from coordinator.command_line import version
 from coordinator.engine import COMPUTE, Engine
+from coordinator.http_totals import HttpTotals
 from coordinator.scrape import COORDINATOR, Life, ProcessUse, RunView, Scrape, Used
 from coordinator.series import PREFIX, SERIES, Sample, Series
 from coordinator.setup import Setup
@@ -35,7 +36,7 @@ KEEP_SECONDS = 0.25
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of the pages
 
 
-def run_view(engine: Engine, setup: Setup) -> RunView:
+def run_view(engine: Engine, setup: Setup, http: HttpTotals | None = None) -> RunView:
     """What scrapes of a run read."""
 
     def life_of(name: str) -> Life | None:
@@ -61,6 +62,7 @@ def run_view(engine: Engine, setup: Setup) -> RunView:
         life_of=life_of,
         n_restarts=lambda name: engine.restarts.counts[name],
         accounted_bytes=lambda: (engine.memory.accounted_bytes, engine.memory.peak_bytes),
+        http=http,
     )
 
 

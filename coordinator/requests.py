@@ -88,6 +88,11 @@ class Requests:
         """A request that is not over."""
         return self._requests.get(request)
 
+    @property
+    def n_kept_blocks(self) -> int:
+        """KV blocks of sequences that are over, kept for those that begin like them."""
+        return 0
+
     def submit(self, submit: Submit, max_tokens: int, stop_ids: frozenset[int]) -> list[Action]:
         """A new request joins the queue, if the KV cache can hold it at all."""
         request = Request(submit, max_tokens, stop_ids)

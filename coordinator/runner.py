@@ -5,8 +5,6 @@ own (`single_process`).
 """
 
 import contextlib
-import select
-import sys
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -22,7 +20,7 @@ from coordinator.state import Core, EndRequest, NewRequest
 from coordinator.terminal import Terminal
 from shm.messages import Sampled, StepDone
 
-INPUT_POLL_SECONDS = 0.05
+PROGRESS_SECONDS = 0.05
 
 
 class RequestListener(Protocol):
@@ -61,12 +59,6 @@ class Runner(Protocol):
     def run(self, request: NewRequest, listener: RequestListener) -> None:
         """Until the request is over; a signal cancels it. Raises `EngineError`."""
 
-    def idle_until_signal(self) -> None:
-        """Stay up with nothing to do."""
-
-    def read_line(self, prompt: str) -> str | None:
-        """A line of standard input while the engine stays watched; None at its end."""
-
 
 Running = Callable[..., contextlib.AbstractContextManager[Runner]]
 
@@ -100,24 +92,6 @@ class ProcessRunner:
         assert self.engine is not None
         return self.engine
 
-    def wait_ready(self) -> None:
-        """Until all processes are up and, where everything fits, all experts are read."""
-        engine = self._engine
-        while not engine.is_ready and self.signals.received is None:
-            engine.run_once()
-        for child in engine.children:
-            if "kernels" in child.detail:
-                self.terminal.line(f"kernels: {child.detail['kernels']}")
-            for text in child.warnings:
-                self.terminal.warning(f"{child.name}: {text}")
-        if self.setup.plan.everything_fits:
-            engine.preload()
-            while engine.n_loading and self.signals.received is None:
-                n_all = self.setup.plan.n_experts
-                self.terminal.progress("experts", n_all - engine.n_loading, n_all)
-                engine.run_once(INPUT_POLL_SECONDS)
-        self.terminal.end_progress()
-
     def run(self, request: NewRequest, listener: RequestListener) -> None:
         """See `Runner`."""
         engine = self._engine
@@ -133,21 +107,6 @@ class ProcessRunner:
                 cancelled = True
                 engine.end(EndRequest(request.submit.request, "cancelled"))
         self.terminal.end_progress()
-
-    def idle_until_signal(self) -> None:
-        """See `Runner`."""
-        while self.signals.received is None:
-            self._engine.run_once()
-
-    def read_line(self, prompt: str) -> str | None:
-        """See `Runner`."""
-        print(prompt, end="", file=sys.stderr, flush=True)
-        while self.signals.received is None:
-            if select.select([sys.stdin], [], [], INPUT_POLL_SECONDS)[0]:
-                line = sys.stdin.readline()
-                return line.removesuffix("\n") if line else None
-            self._engine.run_once(0)
-        return None
 
     # What the engine tells
 
@@ -175,6 +134,24 @@ class ProcessRunner:
         self.terminal.line(line)
 
 
+def wait_ready(engine: Engine, setup: Setup, terminal: Terminal, signals: Signals) -> None:
+    """Until all processes are up and, where everything fits, all experts are read; or a signal."""
+    while not engine.is_ready and signals.received is None:
+        engine.run_once()
+    for child in engine.children:
+        if "kernels" in child.detail:
+            terminal.line(f"kernels: {child.detail['kernels']}")
+        for text in child.warnings:
+            terminal.warning(f"{child.name}: {text}")
+    if setup.plan.everything_fits:
+        engine.preload()
+        while engine.n_loading and signals.received is None:
+            n_all = setup.plan.n_experts
+            terminal.progress("experts", n_all - engine.n_loading, n_all)
+            engine.run_once(PROGRESS_SECONDS)
+    terminal.end_progress()
+
+
 @contextlib.contextmanager
 def running(
     setup: Setup, terminal: Terminal, signals: Signals, keep_fd: int | None = None
@@ -187,11 +164,11 @@ def running(
     runner = ProcessRunner(setup, terminal, signals)
     with contextlib.ExitStack() as stack:
         port = setup.config.metrics_port
-        listener = stack.enter_context(listen(port)) if port is not None else None
+        listener = stack.enter_context(listen(port)) if port else None
         runner.engine = stack.enter_context(started(setup, runner, keep_fd=keep_fd))
         if listener is not None:
             pages = Exposition(run_view(runner.engine, setup))
             stack.enter_context(serving(listener, pages))
             terminal.line(f"metrics: http://{HOST}:{port}/metrics")
-        runner.wait_ready()
+        wait_ready(runner.engine, setup, terminal, signals)
         yield runner

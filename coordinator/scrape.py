@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from coordinator.budget import MemoryPlan
+from coordinator.http_totals import HttpTotals
 from coordinator.state import Core
 from coordinator.totals import ReaderTotals, Totals
 
@@ -68,6 +69,7 @@ class RunView:
     life_of: Callable[[str], Life | None]  # of a worker; None: it is down, or starts
     n_restarts: Callable[[str], int]
     accounted_bytes: Callable[[], tuple[int, int]]  # last measured, and the highest
+    http: HttpTotals | None = None  # of the service
 
 
 @dataclass(frozen=True, slots=True)

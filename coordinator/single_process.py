@@ -232,17 +232,6 @@ class SingleRunner:
             self._link.wait_read()
         self.terminal.end_progress()
 
-    def idle_until_signal(self) -> None:
-        """See `Runner`."""
-        while self.signals.received is None:
-            time.sleep(READ_WAIT_SECONDS)
-
-    def read_line(self, prompt: str) -> str | None:
-        """See `Runner`."""
-        print(prompt, end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline()
-        return line.removesuffix("\n") if line else None
-
     def _look_at_files(self) -> None:
         if (now := time.monotonic()) >= self._next_look:
             self._next_look = now + LOOK_SECONDS

@@ -10,7 +10,7 @@ from compute_worker.settings import encode_settings as encode_compute
 from coordinator.engine import COMPUTE, Engine
 from coordinator.launch import ChildSpec
 from coordinator.limits import check_open_files
-from coordinator.listener import Listener
+from coordinator.listener import Front, Listener
 from coordinator.memory_watch import MemoryWatch
 from coordinator.setup import Setup, build_core
 from io_worker.reader import descriptors
@@ -26,6 +26,7 @@ def started(
     *,
     keep_fd: int | None = None,
     root: Path = Path("/"),
+    front: Front | None = None,
 ) -> Iterator[Engine]:
     """Processes of the run, up but not ready yet (`run_once` until `is_ready`).
 
@@ -62,6 +63,7 @@ def started(
             listener,
             compute_reads=compute_reads,
             maps_files=setup.maps_files,
+            front=front,
         )
         yield stack.enter_context(engine)
 

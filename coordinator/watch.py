@@ -12,6 +12,7 @@ COMPUTE_HANG_FACTOR = 20
 # Without a compiler one layer of a long prompt takes a minute and more: as long as compute uses the
 # processor it is given so much time before it counts as an endless loop.
 COMPUTE_BUSY_NS = 600_000_000_000
+HTTP_HANG_NS = 30_000_000_000  # its event loop sends a heartbeat twice a second
 START_HANG_NS = 120_000_000_000  # dense weights of a large model from a slow disk: by progress too
 
 
@@ -70,6 +71,10 @@ class Watch:
         `name` is that of an observation of layers alone.
         """
         return self._idle_ns(name, now_ns) > COMPUTE_BUSY_NS
+
+    def http_hangs(self, name: str, now_ns: int) -> bool:
+        """Whether the process that talks to clients has not moved for too long."""
+        return self._idle_ns(name, now_ns) > HTTP_HANG_NS
 
     def start_hangs(self, name: str, now_ns: int) -> bool:
         """Whether a process that is not ready yet has shown nothing for too long."""

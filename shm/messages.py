@@ -69,6 +69,8 @@ class Sampling:
     min_p: float
     repeat_penalty: float
     seed: int
+    frequency_penalty: float = 0.0  # taken from a token's score for each time it was drawn
+    presence_penalty: float = 0.0  # taken once if it was drawn at all
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class Submit:
     sampling: Sampling
     n_context: int  # tokens that the sequence may reach; its KV blocks are charged as it grows
     keep_logits: bool  # `eval`: logits and chosen experts of every prompt token are kept
+    n_top_logprobs: int = 0  # likeliest tokens that each `Sampled` tells
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,12 +250,21 @@ class ReadFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token and the natural logarithm of its probability before any sampling rule."""
+
+    token: int
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
 class Sampled:
-    """The token drawn for one sequence of a step."""
+    """The token drawn for one sequence of a step. `top`: the likeliest, in descending order."""
 
     request: int
     token: int
     logprob: float
+    top: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""The HTTP process of the service: the OpenAI-compatible API and the page; text, never slots."""
