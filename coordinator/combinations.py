@@ -18,6 +18,14 @@ PROMPTS = ("prompt", "prompt_file", "prompt_tokens")
 OF_THE_POOL = ("pool", "policy", "drop_cache", "read_unit", "hot_set", "imatrix")
 COUNTS = ("usage", "hot_set", "imatrix")  # where counts of other texts come from
 COUNTING_POLICIES = ("auto", "lfu", "static", "calibrated", "imatrix")
+OF_ANSWERS = (  # without a prompt every request says its own
+    "max_tokens", "stop", "ignore_eos", "temperature", "top_k", "top_p", "min_p", "repeat_penalty",
+    "seed", "json", "csv",
+)  # fmt: skip
+OF_THE_SERVICE = (
+    "host", "port", "api_key", "without_key", "allowed_hosts", "allowed_origins", "aliases",
+    "parallel", "queue", "drain_seconds",
+)  # fmt: skip
 INSIDE_COMPUTE = ("io_threads", "single_process")  # each puts the reading into the compute process
 
 
@@ -27,6 +35,7 @@ def combined(config: Config, given: frozenset[str], cores: Sequence[int]) -> Con
     `cores` are those this process may use.
     """
     _check_prompts(given)
+    _check_service(config, given)
     inside = [name for name in INSIDE_COMPUTE if name in given and getattr(config, name)]
     if inside and "io_workers" in given and config.io_workers > 0:
         flag = flag_name(inside[0])
@@ -57,6 +66,23 @@ def _check_prompts(given: frozenset[str]) -> None:
         raise ConfigError(
             f"{named[0]}: expected one source of the prompt, found {' and '.join(named)}; keep one"
         )
+
+
+def _check_service(config: Config, given: frozenset[str]) -> None:
+    """A prompt is answered and that is all; without one there is a service."""
+    wrong = OF_ANSWERS if config.is_service else OF_THE_SERVICE
+    named = [flag_name(name) for name in wrong if name in given]
+    if not named:
+        return
+    if config.is_service:
+        raise ConfigError(
+            f"{named[0]}: expected a prompt with it (-p, -f, --tokens), found none: in the service "
+            f"every request says it for itself; give a prompt, or drop {named[0]}"
+        )
+    raise ConfigError(
+        f"{named[0]}: expected no prompt with it, found one: a prompt is answered without a "
+        f"service; drop the prompt or {named[0]}"
+    )
 
 
 def _check_memory(config: Config) -> None:

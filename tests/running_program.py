@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import time
 import uuid
@@ -115,6 +116,18 @@ def socket_directories(pid: int) -> list[Path]:
     """Socket directories of a process that lives or lived."""
     parents = [parent for parent in directory_candidates() if parent.is_dir()]
     return [found for parent in parents for found in parent.glob(f"moe-coord-{pid}-*")]
+
+
+def free_port() -> int:
+    """A port of the loopback address that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def service_flags() -> tuple[str, ...]:
+    """For a service beside others on the same machine."""
+    return ("--port", str(free_port()), "--metrics-port", "0")
 
 
 def wait_until(is_over: Callable[[], bool], seconds: float = WAIT_SECONDS) -> None:

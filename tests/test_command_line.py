@@ -46,7 +46,7 @@ def test_nothing_typed_is_the_main_job_with_the_shipped_model() -> None:
         (["-p", "- item one"], Config(prompt="- item one")),
         (["-m", "a b.gguf"], Config(model=Path("a b.gguf"))),
         (["--tokens", "5,77"], Config(prompt_tokens=(5, 77))),
-        (["--stop", "a", "--stop", "\n"], Config(stop=("a", "\n"))),
+        (["-p", "x", "--stop", "a", "--stop", "\n"], Config(prompt="x", stop=("a", "\n"))),
         (["--pool", "40%"], Config(pool=PoolSize(share=0.4))),
         (["--pool", "all"], Config(pool=PoolSize(share=1.0))),
         (["--memory", "1.5G"], Config(memory_bytes=3 << 29)),
@@ -64,7 +64,7 @@ def test_nothing_typed_is_the_main_job_with_the_shipped_model() -> None:
         ),
         (["--core-plan", "split"], Config(core_plan="split", pin_cores=True)),
         (["--compute-threads", "8"], Config(compute_threads=8)),
-        (["-n", "5", "-n", "6"], Config(max_tokens=6)),
+        (["-p", "x", "-n", "5", "-n", "6"], Config(prompt="x", max_tokens=6)),
     ],
 )
 def test_main_job(arguments: list[str], expected: Config) -> None:
@@ -213,7 +213,8 @@ BAD_SETTINGS: list[tuple[list[str], str, str]] = [
     (["replay", "t", "--policy", "lru,mru"], "--policy:", "all, or some of lru"),
     (["replay"], "moe-coord replay:", "expected TRACE"),
     (["--trace", ""], "--trace:", "a path, found ''"),
-    (["--port", "8080"], "--port:", "drop it"),
+    (["--port", "8080", "-p", "x"], "--port:", "drop the prompt"),
+    (["--seed", "1"], "--seed:", "every request says it for itself"),
     (["--io-worker", "1"], "moe-coord:", "did you mean --io-workers?"),
     (["--io_workers", "1"], "moe-coord:", "did you mean --io-workers?"),
     (["--temprature=1"], "moe-coord:", "did you mean --temperature?"),

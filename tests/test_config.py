@@ -31,7 +31,8 @@ def test_every_flag_of_the_main_job_is_declared() -> None:
         "memory", "dense", "context", "chunk", "kv-type", "compute-threads", "numerics",
         "kernels", "pin-cores", "core-plan", "mlock", "usage", "hot-set", "imatrix",
         "trace", "csv", "metrics-port",
-        "host", "port", "json", "drop-cache",
+        "host", "port", "json", "drop-cache", "api-key", "without-key", "allow-host",
+            "allow-origin", "alias", "parallel", "queue", "drain",
     }  # fmt: skip
     assert {flag.name for _, flag in flags_of(Config)} == {f"--{name}" for name in wanted}
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from arms import run_program
 from faults import long_model
-from running_program import RunningProgram, socket_directories
+from running_program import RunningProgram, service_flags, socket_directories
 
 ENDLESS = ("--tokens", "5,6,7", "-n", "30000", "--ignore-eos", "--context", "30100")
-IDLE_LINE = "waiting for SIGTERM"
+IDLE_LINE = "until SIGTERM"
 
 
 @pytest.fixture(scope="module")
@@ -22,9 +22,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_killed_while_idle(model: str) -> None:
-    with RunningProgram("--model", model, "--io-workers", "2") as run:
+    with RunningProgram("--model", model, "--io-workers", "2", *service_flags()) as run:
         run.wait_for(IDLE_LINE)
-        assert sorted(run.children()) == ["compute", "io0", "io1"]
+        assert sorted(run.children()) == ["compute", "http", "io0", "io1"]
         assert run.files() == []  # in steady state
         run.process.kill()
         run.check_gone()
@@ -89,7 +89,7 @@ def test_a_signal_to_the_group_is_one_clean_end(
 
 def test_what_was_ignored_at_the_start_stays_ignored(model: str) -> None:
     """As with nohup, and in the background of a script."""
-    command = RunningProgram.command("--model", model)
+    command = RunningProgram.command("--model", model, *service_flags())
     with subprocess.Popen(
         ["sh", "-c", "trap '' HUP INT; exec \"$@\"", "sh", *command],
         stdin=subprocess.DEVNULL,
@@ -148,7 +148,7 @@ def test_the_second_signal_ends_at_once(model: str) -> None:
 
 
 def test_idle_and_terminated(model: str) -> None:
-    with RunningProgram("--model", model, "--io-workers", "1") as run:
+    with RunningProgram("--model", model, "--io-workers", "1", *service_flags()) as run:
         run.wait_for(IDLE_LINE)
         started = time.monotonic()
         run.process.terminate()

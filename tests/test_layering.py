@@ -53,6 +53,7 @@ OWN_PROCESSES = {"coordinator.single_process"}
 ONLY_IN = {
     "zmq": {
         "compute_worker.__main__",
+        "coordinator.api.__main__",
         "coordinator.children",
         "coordinator.launch",
         "io_worker.__main__",
@@ -80,6 +81,8 @@ ONLY_IN = {
         "coordinator.synth_blocks",
     },
     "tokenizers": {"coordinator.tokenizer"},
+    "jinja2": {"coordinator.api.render"},
+    "uvicorn": {"coordinator.api.__main__", "coordinator.api.protocol"},
     "pickle": set(),
     "marshal": set(),
     "shelve": set(),
@@ -160,6 +163,21 @@ def test_io_workers_and_shm_never_import_numpy() -> None:
         if package_of(module) in ("shm", "io_worker"):
             libraries = {package_of(name) for name in imports_of(module)}
             assert not libraries & {"numpy", "gguf"}, module
+
+
+def test_web_libraries_stay_in_the_http_process() -> None:
+    """They cost memory and time to load, which the other processes need not spend."""
+    found = {
+        m for m in MODULES if {"starlette", "uvicorn"} & {package_of(i) for i in imports_of(m)}
+    }
+    assert {m.rpartition(".")[0] for m in found} == {"coordinator.api"}
+    seen, left = set(), ["coordinator.__main__"]
+    while left:
+        name = left.pop()
+        if name not in seen and name in MODULES:
+            seen.add(name)
+            left += imports_of(name)
+    assert not seen & found
 
 
 @pytest.mark.parametrize("library", ONLY_IN)

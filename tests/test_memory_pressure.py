@@ -16,6 +16,7 @@ from typing import IO
 import pytest
 from arms import PROGRAM, Together, exact_config, run_program, submit_of
 from faults import pressed_model
+from running_program import service_flags
 
 from coordinator.bench_cgroup import open_group
 from coordinator.bench_group import Group, Limits
@@ -216,12 +217,12 @@ def test_somebody_else_in_the_group_takes_memory(tmp_path: Path) -> None:
     except ResourceError as error:
         pytest.skip(f"needs root and control groups: {error}")
     try:
-        flags = ["--memory", "500M", "--kernels", "numpy", "--mlock", "off"]
+        flags = ["--memory", "500M", "--kernels", "numpy", "--mlock", "off", *service_flags()]
         command = [*PROGRAM, "--model", str(model), *flags]
         run = in_group(group, command, subprocess.PIPE)
         assert run.stderr is not None
         lines = Lines(run.stderr)
-        lines.wait_for("ready; no prompt given")
+        lines.wait_for("until SIGTERM")
         command = [sys.executable, "-c", INTRUDER, str(200 * MiB), "2"]
         intruder = in_group(group, command, subprocess.DEVNULL)
         shrinks = lines.wait_for("event=pool_shrinks")

@@ -356,6 +356,7 @@ def test_the_command_refuses_a_single_process(tmp_path: Path) -> None:
 def test_the_command_serves_while_it_runs(tmp_path: Path) -> None:
     model, port = tiny_model(tmp_path / "m.gguf"), free_port()
     command = [*PROGRAM, "--model", str(model), "--metrics-port", str(port)]
+    command += ["--port", str(free_port())]
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -365,10 +366,10 @@ def test_the_command_serves_while_it_runs(tmp_path: Path) -> None:
         lines: list[str] = []
         for line in iter(process.stderr.readline, ""):
             lines.append(line)
-            if line.startswith("ready;"):
+            if line.startswith("ready:"):
                 break
         assert f"metrics: http://127.0.0.1:{port}/metrics\n" in lines
-        for name in ("coordinator", "io0", "compute"):
+        for name in ("coordinator", "io0", "compute", "http"):
             status, _, body = served.get(f"/metrics/{name}")
             assert status == 200
             assert figure(body, "moe_coord_process_resident_bytes") > 1_000_000

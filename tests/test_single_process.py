@@ -2,11 +2,10 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
-from arms import run_json
+from arms import run_json, run_program
 from faults import long_model
 from running_program import RunningProgram
 from test_faults_files import truncate
@@ -50,10 +49,7 @@ def test_a_changed_model_ends_it(model: Path) -> None:
         assert "model changed on disk" in run.errors().splitlines()[-1]
 
 
-def test_idle_until_a_signal(model: Path) -> None:
-    with RunningProgram("--model", str(model), *SINGLE) as run:
-        run.wait_for("waiting for SIGTERM")
-        started = time.monotonic()
-        run.process.terminate()
-        assert run.end(5) == 143
-        assert time.monotonic() - started < 1.5
+def test_it_is_no_service(model: Path) -> None:
+    done = run_program("--model", str(model), *SINGLE)
+    assert done.returncode == 2
+    assert "--single-process: expected a prompt" in done.stderr

@@ -1,12 +1,8 @@
 """The routes of the service. What is asked is read here, answered elsewhere."""
 
-import asyncio
 import functools
 import secrets
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,38 +12,19 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from coordinator.api.backend import Backend
-from coordinator.api.chat import ChatTemplate, read_messages
+from coordinator.api.chat import read_messages
 from coordinator.api.errors import ApiError, bad, error_response, json_response, on_api_error
 from coordinator.api.json_body import max_body_bytes, read_json
 from coordinator.api.parameters import Wanted, chat_parameters, completion_parameters
 from coordinator.api.respond import Answer
+from coordinator.api.service import Service
 from coordinator.api.settings import HttpSettings
 from coordinator.api.shapes import Chat, Completion, Shape
+from coordinator.api.token_routes import detokenize, token_ids, tokenize
 from coordinator.text_stream import TextStream
-from coordinator.tokenizer import Tokenizer, TokenizerError
 
 PAGE = Path(__file__).parent.parent / "page"
 PAGE_FILES = {"/": "index.html", "/page.css": "page.css", "/page.js": "page.js"}
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    """What the routes stand on."""
-
-    settings: HttpSettings
-    backend: Backend
-    tokenizer: Tokenizer
-    template: ChatTemplate
-    started: int  # of this process, seconds since 1970
-    threads: ThreadPoolExecutor  # one: for what would hold up the event loop
-
-    async def tokens_of(self, encode: Callable[[], list[int]], param: str) -> list[int]:
-        """Tokens of a text, made beside the event loop; raises `ApiError`."""
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self.threads, encode)
-        except TokenizerError as error:
-            raise ApiError(400, f"{param}: {error}", param=param) from None
 
 
 def build_app(service: Service) -> Starlette:
@@ -166,15 +143,6 @@ async def _prompt_tokens(service: Service, prompt: Any) -> list[int]:
     return token_ids(service, "prompt", prompt)
 
 
-def token_ids(service: Service, param: str, tokens: list[Any]) -> list[int]:
-    """Ids of the vocabulary; raises `ApiError`."""
-    size = min(service.settings.vocabulary_size, service.tokenizer.vocabulary_size)
-    for token in tokens:
-        if type(token) is not int or not 0 <= token < size:
-            raise bad(param, f"token ids below {size}", token)
-    return tokens
-
-
 def _answer(
     service: Service,
     wanted: Wanted,
@@ -213,50 +181,6 @@ def _answer(
 
 
 # Everything else
-
-
-async def tokenize(service: Service, request: Request) -> Response:
-    """POST /tokenize, as llama-server has it."""
-    body = await read_json(request, max_body_bytes(service.settings.n_context))
-    allowed = {"content": "", "add_special": False, "parse_special": True, "with_pieces": False}
-    for name in body:
-        if name not in allowed:
-            raise ApiError(400, f"{name!a:.60}: this parameter is not supported", param=name[:60])
-    given: dict[str, Any] = allowed | body
-    for name, default in allowed.items():
-        if type(given[name]) is not type(default):
-            raise bad(name, "a text" if name == "content" else "true or false", given[name])
-    encode = functools.partial(
-        service.tokenizer.encode,
-        given["content"],
-        add_special=bool(given["add_special"]),
-        parse_special=bool(given["parse_special"]),
-    )
-    tokens = await service.tokens_of(encode, "content")
-    if not given["with_pieces"]:
-        return json_response({"tokens": tokens})
-    pieces = [{"id": token, "piece": _piece(service.tokenizer, token)} for token in tokens]
-    return json_response({"tokens": pieces})
-
-
-def _piece(tokenizer: Tokenizer, token: int) -> str | list[int]:
-    """Text, or the bytes of a part of a character."""
-    data = tokenizer.token_bytes(token)
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return list(data)
-
-
-async def detokenize(service: Service, request: Request) -> Response:
-    """POST /detokenize, as llama-server has it."""
-    body = await read_json(request, max_body_bytes(service.settings.n_context))
-    tokens = body.get("tokens")
-    if not isinstance(tokens, list) or set(body) != {"tokens"}:
-        raise bad("tokens", "a list of token ids and nothing else", tokens)
-    return json_response(
-        {"content": service.tokenizer.decode(token_ids(service, "tokens", tokens))}
-    )
 
 
 async def health(service: Service, _: Request) -> Response:
