@@ -27,6 +27,7 @@ from shm.messages import (
     PROTOCOL_VERSION,
     Failed,
     Finished,
+    Forget,
     Heartbeat,
     Hello,
     Progress,
@@ -223,8 +224,10 @@ def serve(link: SocketLink, assembled: Assembled) -> None:
                 link.send(engine.step(message))
             case Submit():
                 engine.submit(message)
-            case Finished(request):
-                engine.finish(request)
+            case Finished():
+                engine.finish(message)
+            case Forget():
+                engine.forget(message)
             case _:
                 feed.note(message)
 

@@ -22,7 +22,17 @@ from compute_worker.link import Link
 from compute_worker.matrix import Floats, Integers
 from compute_worker.sampling import SequenceSampler, top_logprobs
 from compute_worker.weights import Weights
-from shm.messages import Progress, Sampled, Slice, Step, StepDone, StepTimes, Submit
+from shm.messages import (
+    Finished,
+    Forget,
+    Progress,
+    Sampled,
+    Slice,
+    Step,
+    StepDone,
+    StepTimes,
+    Submit,
+)
 
 PROGRESS_SECONDS = 0.2
 N_RECENT_TOKENS = 64  # of a prompt slice: what they use is what the answer will use first
@@ -60,27 +70,43 @@ class Engine:
         self._on_kept = on_kept
         self._next_progress = 0.0
         self._sequences: dict[int, Sequence] = {}
+        self._prefixes: dict[int, list[int]] = {}  # blocks kept of sequences that are over
         self._partial: dict[tuple[Slice, ...], Floats] = {}  # hidden state of a cut prompt chunk
 
     def submit(self, submit: Submit) -> None:
         """Begin a sequence; nothing is computed yet."""
         kept = KeptPrompt() if submit.keep_logits else None
         sampler = SequenceSampler(submit.sampling, submit.prompt)
-        self._sequences[submit.request] = Sequence(submit, sampler, list(submit.prompt), kept=kept)
+        blocks = []
+        if submit.prefix_of is not None:
+            blocks = self._prefixes[submit.prefix_of][: submit.n_prefix_blocks]
+        for block in blocks:
+            self._kv.share(block)
+        self._sequences[submit.request] = Sequence(
+            submit, sampler, list(submit.prompt), blocks, kept
+        )
 
-    def finish(self, request: int) -> None:
-        """Forget a sequence and free its KV blocks."""
+    def finish(self, finished: Finished) -> None:
+        """Forget a sequence and free its KV blocks, but for those that are to be kept."""
+        request, n_kept = finished.request, finished.n_kept_blocks
         self._feed.forget(request)
         sequence = self._sequences.pop(request, None)
         if sequence is None:
             return
-        for block in sequence.blocks:
+        if n_kept:
+            self._prefixes[request] = sequence.blocks[:n_kept]
+        for block in sequence.blocks[n_kept:]:
             self._kv.free(block)
         stale = [key for key in self._partial if any(part.request == request for part in key)]
         for key in stale:
             del self._partial[key]
         if sequence.kept is not None and self._on_kept is not None:
             self._on_kept(sequence.kept)
+
+    def forget(self, forget: Forget) -> None:
+        """Free the KV blocks that were kept of an ended sequence."""
+        for block in self._prefixes.pop(forget.request, ()):
+            self._kv.free(block)
 
     def step(self, step: Step) -> StepDone:
         """Execute one step. A cancelled step leaves the KV of finished tokens as it was."""
@@ -107,6 +133,11 @@ class Engine:
             minor,
         )
         released = self._feed.take_released()
+        for late in self._feed.take_late():
+            if isinstance(late, Finished):
+                self.finish(late)
+            else:
+                self.forget(late)
         return StepDone(step.step, sampled, times, self._feed.standing_uses, released, cancelled)
 
     def _run(self, step: Step) -> tuple[Sampled, ...]:

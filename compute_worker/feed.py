@@ -25,6 +25,8 @@ from shm.messages import (
     Abort,
     Cancel,
     ExpertUse,
+    Finished,
+    Forget,
     Grant,
     Location,
     Need,
@@ -85,6 +87,7 @@ class ExpertFeed:
         self._step: int | None = None  # None: no step runs
         self._recent: npt.NDArray[np.bool_] | None = None
         self._cancelled: set[int] = set()
+        self._late: list[Finished | Forget] = []
 
     def begin_step(self, step: int, recent: npt.NDArray[np.bool_] | None) -> None:
         """A step begins; `recent` (T,) marks the last tokens of prompt slices, None: no prompt."""
@@ -116,6 +119,13 @@ class ExpertFeed:
             case Abort(step):
                 if step == self._step:
                     raise StepCancelled
+            case Finished() | Forget():
+                self._late.append(message)
+
+    def take_late(self) -> list[Finished | Forget]:
+        """What came during the step and must be done after it, in order."""
+        late, self._late = self._late, []
+        return late
 
     def is_cancelled(self, request: int) -> bool:
         """Whether `Cancel` came for the request."""

@@ -8,13 +8,14 @@ Whether a request is over is decided here for `eos` and `length`; stop strings n
 this module does not know: the receiver of `Deliver` says so with `end`.
 """
 
-import enum
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from compute_worker.arch import KV_BLOCK_TOKENS
 from coordinator.actions import Action, Deliver, Ended, ToCompute
-from shm.messages import Cancel, Finished, Slice, Step, StepDone, Submit
+from coordinator.prefixes import KeptPrefixes
+from coordinator.request import Phase, Request
+from shm.messages import Cancel, Finished, Forget, Slice, Step, StepDone, Submit
 
 N_LAYERS_BETWEEN_DECODES = 4  # of a prompt chunk, while other sequences wait for their next token
 
@@ -27,38 +28,7 @@ class Schedule:
     chunk_tokens: int  # a multiple of 64
     max_running: int = 1  # sequences that may hold KV blocks at once
     n_kv_blocks: int | None = None  # of 64 tokens, for all of them; None: never too few
-
-
-class Phase(enum.Enum):
-    """Where a request stands."""
-
-    QUEUED = "queued"
-    PROMPT = "prompt"
-    DECODE = "decode"
-
-
-@dataclass(slots=True)
-class Request:
-    """One request. `n_done` tokens of prompt + answer are in the KV cache."""
-
-    submit: Submit
-    max_tokens: int
-    stop_ids: frozenset[int]
-    phase: Phase = Phase.QUEUED
-    n_done: int = 0
-    next_layer: int = 0  # of the running prompt chunk
-    tokens: list[int] = field(default_factory=list)
-
-    @property
-    def n_prompt(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.submit.prompt)
-
-    @property
-    def n_kv_blocks(self) -> int:
-        """KV blocks that it can come to need. The last token drawn is never stored."""
-        longest = min(self.submit.n_context, self.n_prompt + self.max_tokens - 1)
-        return -(-max(self.n_prompt, longest) // KV_BLOCK_TOKENS)
+    keeps_prefixes: bool = False  # blocks of an ended sequence stay until others need the room
 
 
 class Requests:
@@ -73,6 +43,7 @@ class Requests:
         self._decode_next = False  # after a part of a prompt, the others have their turn
         self._failure: str | None = None
         self._ending: dict[int, str] = {}  # ended while their step runs: request -> reason
+        self._prefixes = KeptPrefixes()
 
     @property
     def is_idle(self) -> bool:
@@ -91,7 +62,7 @@ class Requests:
     @property
     def n_kept_blocks(self) -> int:
         """KV blocks of sequences that are over, kept for those that begin like them."""
-        return 0
+        return self._prefixes.n_blocks
 
     def submit(self, submit: Submit, max_tokens: int, stop_ids: frozenset[int]) -> list[Action]:
         """A new request joins the queue, if the KV cache can hold it at all."""
@@ -114,7 +85,9 @@ class Requests:
             return []
         if self._step and any(part.request == request for part in self._step.slices):
             self._ending[request] = reason
-            return [ToCompute(Cancel(request))] if reason == "cancelled" else []
+            # one that leaves does not take the others' step with it
+            is_alone = all(part.request in self._ending for part in self._step.slices)
+            return [ToCompute(Cancel(request))] if reason == "cancelled" and is_alone else []
         return self._finish(request, reason)
 
     def fail_step(self, text: str) -> None:
@@ -125,6 +98,7 @@ class Requests:
         """The sequences that compute held are lost; what was only queued goes on."""
         self._step, self._failure = None, None
         self._ending.clear()
+        self._prefixes.clear()
         lost = [r for r, request in self._requests.items() if request.phase is not Phase.QUEUED]
         actions: list[Action] = []
         for request in lost:
@@ -189,7 +163,17 @@ class Requests:
         if gone.phase is Phase.QUEUED:
             self._queue.remove(request)
             return [Ended(request, reason, error)]
-        return [ToCompute(Finished(request, reason)), Ended(request, reason, error)]
+        return [*self._let_go(request, gone, reason), Ended(request, reason, error)]
+
+    def _let_go(self, number: int, request: Request, reason: str) -> list[Action]:
+        """Compute forgets a sequence, or keeps what the next one may begin with."""
+        n_kept, forgotten = 0, list[int]()
+        if self._schedule.keeps_prefixes and not request.submit.keep_logits:
+            tokens = (*request.submit.prompt, *request.tokens)[: request.n_done]
+            n_kept, forgotten = self._prefixes.keep(number, tokens, request.shared)
+        self._prefixes.drop_user(request.shared)
+        finished = ToCompute(Finished(number, reason, n_kept))
+        return [finished, *(ToCompute(Forget(other)) for other in forgotten)]
 
     # The next step begins
 
@@ -226,13 +210,38 @@ class Requests:
         running = [r for r in self._requests.values() if r.phase is not Phase.QUEUED]
         while self._queue and len(running) < self._schedule.max_running:
             request = self._requests[self._queue[0]]
-            reserved = sum(other.n_kv_blocks for other in (*running, request))
-            if self._schedule.n_kv_blocks is not None and reserved > self._schedule.n_kv_blocks:
+            if self._schedule.keeps_prefixes and not request.submit.keep_logits:
+                request.shared = self._prefixes.take(request.submit.prompt)
+            if not self._has_room([*running, request]):
+                self._prefixes.drop_user(request.shared)
+                request.shared = None
                 break
             self._queue.popleft()
             request.phase = Phase.PROMPT
-            actions.append(ToCompute(request.submit))
             running.append(request)
+            actions += self._begin_sequence(request, running)
+
+    def _has_room(self, running: list[Request]) -> bool:
+        """Whether these can all end, if nothing is kept but what they share."""
+        quota = self._schedule.n_kv_blocks
+        shared = {block for r in running if r.shared for block in r.shared.blocks}
+        return quota is None or len(shared) + sum(r.n_own_blocks for r in running) <= quota
+
+    def _begin_sequence(self, request: Request, running: list[Request]) -> list[Action]:
+        """Tell compute, and forget as many kept sequences as the running ones need the room of."""
+        submit = request.submit
+        if request.shared is not None:
+            n_blocks = len(request.shared.blocks)
+            submit = replace(submit, prefix_of=request.shared.kept, n_prefix_blocks=n_blocks)
+            request.n_done = request.n_cached
+        actions: list[Action] = [ToCompute(submit)]
+        n_own, quota = sum(r.n_own_blocks for r in running), self._schedule.n_kv_blocks
+        while quota is not None and self._prefixes.n_blocks + n_own > quota:
+            oldest = self._prefixes.oldest()
+            assert oldest is not None, "there was room without any"
+            self._prefixes.forget(oldest)
+            actions.append(ToCompute(Forget(oldest)))
+        return actions
 
     def _prompt_step(self, number: int, request: Request, *, cut: bool) -> Action:
         """The next part of a chunk. Chunks begin at multiples of the chunk size."""
@@ -257,6 +266,8 @@ class Requests:
             assert request.n_done <= request.n_prompt + len(request.tokens), number
         quota = self._schedule.n_kv_blocks
         running = [r for r in self._requests.values() if r.phase is not Phase.QUEUED]
-        assert quota is None or sum(r.n_kv_blocks for r in running) <= quota
+        n_own = sum(r.n_own_blocks for r in running)
+        assert quota is None or n_own + self._prefixes.n_blocks <= quota
+        self._prefixes.check()
         if self._step:
             assert all(part.request in self._requests for part in self._step.slices)

@@ -22,7 +22,7 @@ from coordinator.metrics_server import listen as listen_for_metrics
 from coordinator.metrics_server import serving
 from coordinator.rates import Noted, Rates
 from coordinator.records import announce, save_usage, warn_of_lost_records
-from coordinator.requests import Phase
+from coordinator.request import Phase
 from coordinator.runner import wait_ready
 from coordinator.service_setup import http_spec
 from coordinator.service_socket import check_reachable, listen, url_of
@@ -227,8 +227,8 @@ class Service:
             request = self._engine.core.requests.of(number)
             if request is None or request.phase is Phase.QUEUED:
                 return
-            answer.begin(time.monotonic_ns(), self._expert_totals(), 0)
-            self._engine.tell_front(Began(answer.number, 0))
+            answer.begin(time.monotonic_ns(), self._expert_totals(), request.n_cached)
+            self._engine.tell_front(Began(answer.number, request.n_cached))
 
     # What the engine says
 

@@ -169,7 +169,13 @@ def build_core(setup: Setup) -> Core:
     residency: Residency | PageCacheResidency
     residency = _in_pool(setup) if setup.config.has_pool else _in_page_cache(setup)
     plan = setup.plan
-    schedule = Schedule(setup.spec.n_layers, plan.chunk_tokens, plan.n_sequences, plan.n_kv_blocks)
+    schedule = Schedule(
+        setup.spec.n_layers,
+        plan.chunk_tokens,
+        plan.n_sequences,
+        plan.n_kv_blocks,
+        keeps_prefixes=setup.config.is_service,
+    )
     return Core(residency, Requests(schedule), setup.trace.add if setup.trace else None)
 
 

@@ -205,8 +205,8 @@ class SingleRunner:
                 listener.on_step(done)
             case Submit():
                 engine.submit(message)
-            case Finished(request):
-                engine.finish(request)
+            case Finished():
+                engine.finish(message)
             case Cancel():
                 pass  # its step is over already
             case _:

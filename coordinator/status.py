@@ -46,7 +46,7 @@ from coordinator.engine import Engine
 from coordinator.launch import HTTP
 from coordinator.metrics import measure
 from coordinator.rates import Rates
-from coordinator.requests import Phase
+from coordinator.request import Phase
 from coordinator.residency import Residency
 from coordinator.scrape import COORDINATOR, RunView
 from coordinator.service_setup import model_names

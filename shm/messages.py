@@ -83,6 +83,10 @@ class Submit:
     n_context: int  # tokens that the sequence may reach; its KV blocks are charged as it grows
     keep_logits: bool  # `eval`: logits and chosen experts of every prompt token are kept
     n_top_logprobs: int = 0  # likeliest tokens that each `Sampled` tells
+    prefix_of: int | None = (
+        None  # a sequence that is over and kept: its first blocks are taken over
+    )
+    n_prefix_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,10 +297,19 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """C -> X: the sequence ended; its KV blocks are free. Not answered."""
+    """C -> X: the sequence ended; its KV blocks are free but for the first `n_kept_blocks`, which
+    stay under its number until `Forget`. Not answered."""
 
     request: int
     reason: str  # "eos", "length", "stop", "cancelled", "error"
+    n_kept_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """C -> X: the blocks that this ended sequence still holds are free. Not answered."""
+
+    request: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,8 +343,8 @@ class Stop:
 
 MESSAGES: tuple[type, ...] = (
     Hello, Welcome, Ready, Progress, Submit, Step, Need, Grant, Revoke, Abort, Release,
-    ReadSlabs, SlotsPunched, SlabsReady, ReadFailed, StepDone, Finished, Cancel, Heartbeat, Failed,
-    Stop,
+    ReadSlabs, SlotsPunched, SlabsReady, ReadFailed, StepDone, Finished, Forget, Cancel, Heartbeat,
+    Failed, Stop,
 )  # fmt: skip
 _DECODERS: dict[str, Callable[[Any], Any]] = {cls.__name__: decoder_for(cls) for cls in MESSAGES}
 
