@@ -23,6 +23,7 @@ from coordinator.footprint import (
     with_tables,
     without_tables,
 )
+from coordinator.memory_request import MemoryRequest
 from coordinator.sizes import PoolSize, format_size
 from coordinator.slot_classes import (
     MIN_SLOTS,
@@ -40,34 +41,6 @@ SHIPPED_POOL_SHARE = 0.4  # so that a first run with the small model shows misse
 
 class ResourceError(Exception):
     """The machine does not hold what was asked for: one line with the numbers."""
-
-
-@dataclass(frozen=True, slots=True)
-class OnlySequence:
-    """The one sequence of a run: most tokens of its prompt, and of prompt and answer."""
-
-    prompt_tokens: int
-    all_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryRequest:
-    """What was asked for; None is for the plan to choose."""
-
-    memory_bytes: int | None
-    pool: PoolSize | None
-    context_tokens: int | None
-    chunk_tokens: int | None
-    kv_type: str
-    n_io_workers: int
-    n_threads: int  # of all processes: kernels and readers
-    single_process: bool = False
-    is_shipped_model: bool = False
-    only: OnlySequence | None = None  # None: sequences of any length may come
-    n_sequences: int = 1  # that may run at once, and share the KV cache
-    has_pool: bool = True  # else the page cache has the experts, and is not in the budget
-    maps_dense: bool = False  # the page cache has the dense weights
-    n_file_mappings: int = 0  # of all model files, in all processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +132,10 @@ def plan_memory(request: MemoryRequest, spec: ModelSpec, available: AvailableMem
     # the pool is mapped by compute and by every I/O worker; all other memory is mapped once
     n_mappings = 1 + request.n_io_workers
     dense = float_bytes(spec) if request.maps_dense else dense_bytes(spec)
-    processes = processes_bytes(
-        spec, request.n_io_workers, request.n_threads, single_process=request.single_process
-    ) + table_bytes(mapped_bytes(spec, request.has_pool), request.n_file_mappings)
-    least_scratch = scratch_bytes(spec, request.chunk_tokens or CHUNK_STEP_TOKENS)
+    processes = _processes(request, spec)
+    least_scratch = scratch_bytes(
+        spec, request.chunk_tokens or CHUNK_STEP_TOKENS, request.n_sequences
+    )
     parts = {
         "processes": processes,
         "dense weights": with_tables(dense),
@@ -178,8 +151,8 @@ def plan_memory(request: MemoryRequest, spec: ModelSpec, available: AvailableMem
         raise _refusal(budget, source, parts)
     prompt = min(context, request.only.prompt_tokens if request.only else context)
     most_scratch = min(budget // SCRATCH_SHARE, room + least_scratch)
-    chunk = request.chunk_tokens or _chunk(spec, prompt, most_scratch)
-    scratch = scratch_bytes(spec, chunk)
+    chunk = request.chunk_tokens or _chunk(spec, prompt, most_scratch, request.n_sequences)
+    scratch = scratch_bytes(spec, chunk, request.n_sequences)
     rest = budget - processes - with_tables(dense) - with_tables(kv) - with_tables(scratch)
     limit = max(floor, min(wanted, without_tables(rest, n_mappings)))
     layout, class_of_layer = _layout(request, spec, limit)
@@ -206,6 +179,18 @@ def plan_memory(request: MemoryRequest, spec: ModelSpec, available: AvailableMem
         n_active=spec.n_active,
         token_cycle_bytes=token_cycle_bytes(spec),
     )
+
+
+def _processes(request: MemoryRequest, spec: ModelSpec) -> int:
+    """What the processes take for themselves, with the page tables of files that they map."""
+    own = processes_bytes(
+        spec,
+        request.n_io_workers,
+        request.n_threads,
+        single_process=request.single_process,
+        has_http=request.has_http,
+    )
+    return own + table_bytes(mapped_bytes(spec, request.has_pool), request.n_file_mappings)
 
 
 def _check_against_model(request: MemoryRequest, spec: ModelSpec) -> None:
@@ -279,12 +264,13 @@ def _context(request: MemoryRequest, spec: ModelSpec, room: int) -> tuple[int, i
     return tokens, max(own, min(request.n_sequences * own, max(room, 0) // block))
 
 
-def _chunk(spec: ModelSpec, prompt_tokens: int, room: int) -> int:
+def _chunk(spec: ModelSpec, prompt_tokens: int, room: int, n_sequences: int) -> int:
     """Tokens of the largest chunk whose scratch fits, in steps of `CHUNK_STEP_TOKENS`; no more than
     the prompt fills."""
     most = min(MAX_CHUNK_TOKENS, -(-prompt_tokens // CHUNK_STEP_TOKENS) * CHUNK_STEP_TOKENS)
     steps = range(CHUNK_STEP_TOKENS, most + 1, CHUNK_STEP_TOKENS)
-    return max([n for n in steps if scratch_bytes(spec, n) <= room], default=CHUNK_STEP_TOKENS)
+    fitting = [n for n in steps if scratch_bytes(spec, n, n_sequences) <= room]
+    return max(fitting, default=CHUNK_STEP_TOKENS)
 
 
 def _refusal(budget: int, source: str, parts: dict[str, int]) -> ResourceError:

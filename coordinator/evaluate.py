@@ -8,12 +8,12 @@ import os
 from pathlib import Path
 
 from coordinator.actions import Ended
-from coordinator.budget import OnlySequence
 from coordinator.commands import EvalCommand
 from coordinator.engine import EngineError
 from coordinator.flag_values import ConfigError
 from coordinator.generate import prompt_tokens
 from coordinator.machine import read_machine
+from coordinator.memory_request import OnlySequence
 from coordinator.runner import Running
 from coordinator.setup import prepared
 from coordinator.signals import Signals

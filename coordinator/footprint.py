@@ -16,6 +16,9 @@ MiB = 1024 * 1024
 COORDINATOR_BYTES = 32 * MiB
 COMPUTE_BYTES = 28 * MiB
 IO_WORKER_BYTES = 12 * MiB
+# 28 MiB with starlette, uvicorn and tokenizers, 12 MiB of the process that renders chat templates;
+# the rest is for connections
+HTTP_BYTES = 48 * MiB
 THREAD_BYTES = MiB // 4  # the touched part of a stack, and its allocator's arena
 # Header and tokenizer of 152 k tokens and as many merges took 109 MiB, of 50 k each 32 MiB.
 VOCABULARY_ENTRY_BYTES = 380  # per token and per merge
@@ -27,19 +30,24 @@ PAGE_TABLE_SHARE = 512  # 8 bytes per 4 KiB page, in every process that maps it
 
 
 def processes_bytes(
-    spec: ModelSpec, n_io_workers: int, n_threads: int, *, single_process: bool
+    spec: ModelSpec,
+    n_io_workers: int,
+    n_threads: int,
+    *,
+    single_process: bool,
+    has_http: bool = False,
 ) -> int:
     """Interpreters, libraries and tokenizer; `n_threads` are those of all processes."""
     vocabulary = (spec.vocabulary_size + spec.n_merges) * VOCABULARY_ENTRY_BYTES
     threads = n_threads * THREAD_BYTES
     if single_process:  # one interpreter with the libraries of both
         return max(COORDINATOR_BYTES, COMPUTE_BYTES) + COMPUTE_BYTES // 2 + threads + vocabulary
-    workers = n_io_workers * IO_WORKER_BYTES
+    workers = n_io_workers * IO_WORKER_BYTES + (HTTP_BYTES if has_http else 0)
     return COORDINATOR_BYTES + COMPUTE_BYTES + workers + threads + vocabulary
 
 
-def scratch_bytes(spec: ModelSpec, chunk_tokens: int) -> int:
-    """The arrays of a prompt chunk of T tokens, and of the sampling of one token.
+def scratch_bytes(spec: ModelSpec, chunk_tokens: int, n_sequences: int = 1) -> int:
+    """The arrays of a prompt chunk of T tokens, and of the sampling of a token of each sequence.
 
     Experts: what each gave per token, the hidden state, its normed copy, and a copy in 8 bits, so
     4·T·(A+3)·D. Attention takes fewer tokens at a time, and the allocator keeps what it used.
@@ -48,8 +56,9 @@ def scratch_bytes(spec: ModelSpec, chunk_tokens: int) -> int:
     keys = spec.n_kv_heads * spec.head_width
     experts = 4 * chunk_tokens * (spec.n_active + 3) * width
     rows = min(chunk_tokens, ATTENTION_TOKENS)
+    n_rows = SAMPLING_ROWS + n_sequences - 1  # only the scores are there for all at once
     attention = 4 * rows * (2 * width + 4 * queries + 2 * keys)
-    return experts + attention + PANEL_BYTES + SAMPLING_ROWS * 4 * spec.vocabulary_size
+    return experts + attention + PANEL_BYTES + n_rows * 4 * spec.vocabulary_size
 
 
 def float_bytes(spec: ModelSpec) -> int:

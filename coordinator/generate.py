@@ -5,13 +5,13 @@ import sys
 from typing import Any
 
 from coordinator.actions import Ended
-from coordinator.budget import OnlySequence
 from coordinator.command_line import prompt_text
 from coordinator.config import Config, settings_of
 from coordinator.engine import EngineError
 from coordinator.flag_values import ConfigError
 from coordinator.geometry import ExpertCounters
 from coordinator.machine import read_machine
+from coordinator.memory_request import OnlySequence
 from coordinator.records import announce, save_usage, warn_of_lost_records
 from coordinator.runner import Runner, Running
 from coordinator.setup import Setup, prepared

@@ -27,8 +27,9 @@ from prometheus_client.registry import Collector
 from coordinator.command_line import version
 from coordinator.engine import COMPUTE, Engine
 from coordinator.http_totals import HttpTotals
+from coordinator.one_series import PREFIX, Sample, Series
 from coordinator.scrape import COORDINATOR, Life, ProcessUse, RunView, Scrape, Used
-from coordinator.series import PREFIX, SERIES, Sample, Series
+from coordinator.series import SERIES
 from coordinator.setup import Setup
 from coordinator.totals import Histogram
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from coordinator.available_memory import AvailableMemory
 from coordinator.bench_process import stop_signals
-from coordinator.budget import MemoryPlan, OnlySequence, ResourceError
+from coordinator.budget import MemoryPlan, ResourceError
 from coordinator.commands import PlanCommand
 from coordinator.config import settings_of
 from coordinator.forecast import (
@@ -24,6 +24,7 @@ from coordinator.forecast import (
     start_seconds,
 )
 from coordinator.machine import Machine, read_machine
+from coordinator.memory_request import OnlySequence
 from coordinator.plan_advice import advice
 from coordinator.probes import Record, compute_record, disk_record, measured_of
 from coordinator.resolve import memory_plan, spare_bytes

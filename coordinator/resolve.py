@@ -8,16 +8,11 @@ import dataclasses
 import secrets
 
 from compute_worker.arch import ModelSpec
-from coordinator.budget import (
-    MemoryPlan,
-    MemoryRequest,
-    OnlySequence,
-    ResourceError,
-    plan_memory,
-)
+from coordinator.budget import MemoryPlan, ResourceError, plan_memory
 from coordinator.config import Config, shipped_model
 from coordinator.cores import plan_cores
 from coordinator.machine import Machine
+from coordinator.memory_request import MemoryRequest, OnlySequence
 from coordinator.sizes import PoolSize
 
 
@@ -61,6 +56,7 @@ def memory_plan(
             has_pool=config.has_pool,
             maps_dense=config.dense == "mapped",
             n_file_mappings=_n_file_mappings(config),
+            has_http=config.is_service and only is None,
         ),
         model,
         machine.memory,

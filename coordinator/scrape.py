@@ -81,6 +81,12 @@ class Scrape:
     use: ProcessUse | None
 
     @property
+    def http(self) -> HttpTotals:
+        """What the service's HTTP process counts."""
+        assert self.run.http is not None
+        return self.run.http
+
+    @property
     def reader(self) -> ReaderTotals:
         """Its reads."""
         return self.run.totals.readers[self.process]

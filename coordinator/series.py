@@ -10,54 +10,10 @@ small fixed set, so none per expert, request or prompt.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal
 
+from coordinator.one_series import Sample, Series, Value, by_name, one
 from coordinator.scrape import ProcessUse, RunView, Scrape, Used
 from coordinator.slots import SlotState
-from coordinator.totals import Histogram
-
-PREFIX = "moe_coord_"
-
-Whose = Literal["coordinator", "compute", "readers", "all"]
-Value = float | Histogram
-Sample = tuple[tuple[str, ...], Value]  # values of the labels, in their order; value
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """One metric. `name` is without the prefix and, for a counter, without `_total`."""
-
-    name: str
-    kind: Literal["counter", "gauge", "histogram"]
-    whose: Whose
-    help: str
-    labels: tuple[str, ...]
-    read: Callable[[Scrape], Iterable[Sample]]
-
-    @property
-    def full_name(self) -> str:
-        """As Prometheus shows it."""
-        return f"{PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
-
-    def is_of(self, scrape: Scrape) -> bool:
-        """Whether the process of a scrape shows it."""
-        match self.whose:
-            case "readers":
-                return scrape.process in scrape.run.totals.readers
-            case "all":
-                return scrape.use is not None
-        return scrape.process == self.whose
-
-
-def _one(read: Callable[[Scrape], Value]) -> Callable[[Scrape], Iterable[Sample]]:
-    """A series without labels."""
-    return lambda scrape: [((), read(scrape))]
-
-
-def _by_name(read: Callable[[Scrape], Mapping[str, Value]]) -> Callable[[Scrape], Iterable[Sample]]:
-    """A series with one label."""
-    return lambda scrape: [((name,), value) for name, value in read(scrape).items()]
 
 
 def _build(scrape: Scrape) -> list[Sample]:
@@ -105,7 +61,7 @@ def _of_workers(read: Callable[[RunView, str], Value]) -> Callable[[Scrape], Ite
 
 def _used(read: Callable[[Used], Mapping[str, Value]]) -> Callable[[Scrape], Iterable[Sample]]:
     """A series with one label, of the kernel's totals."""
-    return _by_name(lambda scrape: read(scrape.use.used) if scrape.use else {})
+    return by_name(lambda scrape: read(scrape.use.used) if scrape.use else {})
 
 
 def _use(read: Callable[[ProcessUse], Value]) -> Callable[[Scrape], Iterable[Sample]]:
@@ -123,53 +79,53 @@ SERIES: tuple[Series, ...] = (
         "tokens", "counter", "coordinator",
         "Tokens that were computed as part of a prompt (prompt) or drawn (generated).",
         ("kind",),
-        _by_name(lambda s: {
+        by_name(lambda s: {
             "prompt": s.run.totals.prompt_tokens, "generated": s.run.totals.generated_tokens,
         }),
     ),
     Series(
         "requests", "counter", "coordinator",
         "Requests that are over, by what ended them: eos, length, stop, cancelled, error.",
-        ("reason",), _by_name(lambda s: s.run.totals.requests),
+        ("reason",), by_name(lambda s: s.run.totals.requests),
     ),
     Series(
         "requests_running", "gauge", "coordinator",
-        "Requests that are being computed.", (), _one(lambda s: s.run.totals.n_running),
+        "Requests that are being computed.", (), one(lambda s: s.run.totals.n_running),
     ),
     Series(
         "expert_requests", "counter", "coordinator",
         "Experts that layers asked for: in memory (hit), or to be read (miss).",
-        ("result",), _by_name(_expert_requests),
+        ("result",), by_name(_expert_requests),
     ),
     Series(
         "slots", "gauge", "coordinator",
         "Places for experts in the pool: free, loading, ready, condemned (their reader is being "
-        "killed) or retired (memory given back).", ("state",), _by_name(_slots),
+        "killed) or retired (memory given back).", ("state",), by_name(_slots),
     ),
     Series(
         "evictions", "counter", "coordinator",
         "Experts that gave their slot to another.",
-        (), _one(lambda s: s.run.core.residency.counters.evictions),
+        (), one(lambda s: s.run.core.residency.counters.evictions),
     ),
     Series(
         "prefetch_issued", "counter", "coordinator",
         "Experts that were read ahead on a guess; 0 while prefetch is off.",
-        (), _one(lambda s: s.run.core.residency.prefetch.counters.issued),
+        (), one(lambda s: s.run.core.residency.prefetch.counters.issued),
     ),
     Series(
         "prefetch_used", "counter", "coordinator",
         "Experts read ahead that were needed then.",
-        (), _one(lambda s: s.run.core.residency.prefetch.counters.used),
+        (), one(lambda s: s.run.core.residency.prefetch.counters.used),
     ),
     Series(
         "prefetch_wasted", "counter", "coordinator",
         "Experts read ahead that were evicted before they were needed.",
-        (), _one(lambda s: s.run.core.residency.prefetch.counters.wasted),
+        (), one(lambda s: s.run.core.residency.prefetch.counters.wasted),
     ),
     Series(
         "stale_answers", "counter", "coordinator",
         "Answers of readers that came too late or twice and were dropped.",
-        (), _one(lambda s: s.run.core.residency.counters.stale_answers),
+        (), one(lambda s: s.run.core.residency.counters.stale_answers),
     ),
     Series(
         "restarts", "counter", "coordinator",
@@ -184,27 +140,27 @@ SERIES: tuple[Series, ...] = (
     Series(
         "budget_bytes", "gauge", "coordinator",
         "What the memory plan gives to processes, page_tables, dense, kv, scratch and pool.",
-        ("part",), _by_name(_budget),
+        ("part",), by_name(_budget),
     ),
     Series(
         "budget_limit_bytes", "gauge", "coordinator",
-        "What all processes together may use.", (), _one(lambda s: s.run.plan.budget_bytes),
+        "What all processes together may use.", (), one(lambda s: s.run.plan.budget_bytes),
     ),
     Series(
         "accounted_bytes", "gauge", "coordinator",
         "What all processes use: anonymous memory, page tables, and the pool once.",
-        (), _one(lambda s: s.run.accounted_bytes()[0]),
+        (), one(lambda s: s.run.accounted_bytes()[0]),
     ),
     Series(
         "accounted_peak_bytes", "gauge", "coordinator",
         "The most that all processes used at once, measured twice a second.",
-        (), _one(lambda s: s.run.accounted_bytes()[1]),
+        (), one(lambda s: s.run.accounted_bytes()[1]),
     ),
     Series(
         "steps", "counter", "compute",
         "Steps computed: a part of a prompt (prompt), or a token of each running answer (decode).",
         ("phase",),
-        _by_name(lambda s: {name: steps.steps for name, steps in s.run.totals.phases.items()}),
+        by_name(lambda s: {name: steps.steps for name, steps in s.run.totals.phases.items()}),
     ),
     Series(
         "token_time_seconds", "counter", "compute",
@@ -215,32 +171,64 @@ SERIES: tuple[Series, ...] = (
     Series(
         "layer_requests", "counter", "compute",
         "Layers that asked the coordinator for experts, one message each.",
-        (), _one(lambda s: s.run.core.residency.n_needs),
+        (), one(lambda s: s.run.core.residency.n_needs),
     ),
     Series(
         "read_bytes", "counter", "readers",
         "Bytes read from the model: of the experts (slab), and what alignment added (over_read).",
         ("kind",),
-        _by_name(lambda s: {"slab": s.reader.bytes_read, "over_read": s.reader.bytes_over_read}),
+        by_name(lambda s: {"slab": s.reader.bytes_read, "over_read": s.reader.bytes_over_read}),
     ),
     Series(
         "read_seconds", "histogram", "readers",
         "Time to read one expert: first byte asked for to last byte there.",
-        (), _one(lambda s: s.reader.latency),
+        (), one(lambda s: s.reader.latency),
     ),
     Series(
         "read_wait_seconds", "histogram", "readers",
         "Time in queues: from a layer's request for an expert to the first byte asked for.",
-        (), _one(lambda s: s.reader.wait),
+        (), one(lambda s: s.reader.wait),
     ),
     Series(
         "reads_in_flight", "gauge", "readers",
         "Experts that the reader was told to read and has not answered for.",
-        (), _one(lambda s: len(s.reader.wanted_ns)),
+        (), one(lambda s: len(s.reader.wanted_ns)),
     ),
     Series(
         "reads_failed", "counter", "readers",
-        "Experts that could not be read.", (), _one(lambda s: s.reader.reads_failed),
+        "Experts that could not be read.", (), one(lambda s: s.reader.reads_failed),
+    ),
+    Series(
+        "http_requests", "counter", "http",
+        "Answers by route and status; 499 is a client that left before its answer began.",
+        ("route", "status"),
+        lambda s: [((route, str(status)), n) for (route, status), n in s.http.answers.items()],
+    ),
+    Series(
+        "http_requests_in_flight", "gauge", "http",
+        "Requests whose answer is not complete.", (), one(lambda s: s.http.in_flight),
+    ),
+    Series(
+        "http_requests_queued", "gauge", "http",
+        "Requests that no step has worked on yet.", (), one(lambda s: s.http.n_queued),
+    ),
+    Series(
+        "http_first_token_seconds", "histogram", "http",
+        "Time from a request to the first token of its answer, with its wait in the queue.",
+        (), one(lambda s: s.http.first_token),
+    ),
+    Series(
+        "http_next_token_seconds", "histogram", "http",
+        "Time from one token of an answer to the next.", (), one(lambda s: s.http.next_token),
+    ),
+    Series(
+        "kv_blocks", "gauge", "coordinator",
+        "Blocks of 64 tokens in the KV cache: that there are (all), and that ended sequences left "
+        "for those which begin like them (kept).",
+        ("kind",),
+        by_name(lambda s: {
+            "all": s.run.plan.n_kv_blocks, "kept": s.run.core.requests.n_kept_blocks,
+        }),
     ),
     Series(
         "process_resident_bytes", "gauge", "all",

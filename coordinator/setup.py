@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from compute_worker.arch import ModelSpec, resolve
-from coordinator.budget import MemoryPlan, OnlySequence
+from coordinator.budget import MemoryPlan
 from coordinator.config import Config
 from coordinator.cores import CorePlan, plan_cores
 from coordinator.geometry import PoolGeometry, pool_geometry, ranges_of
 from coordinator.imatrix import read_imatrix
 from coordinator.machine import Machine
+from coordinator.memory_request import OnlySequence
 from coordinator.page_cache_residency import PageCacheResidency
 from coordinator.policies import PolicyGeometry
 from coordinator.policy_choice import make_policy

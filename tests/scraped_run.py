@@ -7,6 +7,7 @@ import simulation
 from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator.budget import MemoryPlan
+from coordinator.http_totals import HttpTotals
 from coordinator.scrape import Life, RunView
 from coordinator.totals import Totals
 from shm.pool import PoolLayout
@@ -46,6 +47,7 @@ class ScrapedRun:
     restarts: dict[str, int] = field(default_factory=dict)
     accounted: tuple[int, int] = (700, 800)
     kernels: str | None = "numpy"
+    http: HttpTotals | None = None
 
     @property
     def view(self) -> RunView:
@@ -62,6 +64,7 @@ class ScrapedRun:
             life_of=lambda name: self.lives[name],
             n_restarts=lambda name: self.restarts.get(name, 0),
             accounted_bytes=lambda: self.accounted,
+            http=self.http,
         )
 
 

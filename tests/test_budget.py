@@ -7,15 +7,10 @@ from hypothesis import strategies as st
 
 from compute_worker.arch import ModelSpec, dense_bytes, kv_block_bytes, resolve
 from coordinator.available_memory import AvailableMemory
-from coordinator.budget import (
-    MemoryRequest,
-    OnlySequence,
-    ResourceError,
-    plan_memory,
-    token_cycle_bytes,
-)
+from coordinator.budget import ResourceError, plan_memory, token_cycle_bytes
 from coordinator.flag_values import ConfigError
 from coordinator.footprint import scratch_bytes
+from coordinator.memory_request import MemoryRequest, OnlySequence
 from coordinator.sizes import PoolSize
 from coordinator.slot_classes import smallest_pool_bytes, whole_pool_bytes
 from io_worker.model_file import open_model

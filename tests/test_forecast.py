@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from compute_worker.arch import ModelSpec, resolve
 from coordinator.available_memory import AvailableMemory
-from coordinator.budget import MemoryPlan, MemoryRequest, plan_memory
+from coordinator.budget import MemoryPlan, plan_memory
 from coordinator.config import Config
 from coordinator.forecast import (
     CONCENTRATED,
@@ -25,6 +25,7 @@ from coordinator.forecast import (
     hit_rate,
     prompt_seconds,
 )
+from coordinator.memory_request import MemoryRequest
 from coordinator.plan_advice import EVERYTHING_STAYS, advice, bits_per_weight
 from coordinator.slot_classes import smallest_pool_bytes
 from io_worker.model_file import open_model

@@ -16,11 +16,14 @@ from scraped_run import ScrapedRun, figure, figures, scraped_run
 from simulation import need
 
 from coordinator.actions import Deliver, Ended
+from coordinator.http_totals import HttpTotals
 from coordinator.metrics import KEEP_SECONDS, Exposition, UseTotals, measure
+from coordinator.one_series import PREFIX, Series
 from coordinator.scrape import Life
-from coordinator.series import PREFIX, SERIES, Series
+from coordinator.series import SERIES
 from coordinator.totals import READ_BOUNDS_SECONDS, Totals
 from shm.messages import Sampled
+from shm.service_messages import HistogramGrowth, HttpGrowth, RouteCount
 
 ROOT = Path(__file__).parent.parent
 MS = 1_000_000
@@ -77,6 +80,8 @@ def test_the_documentation_is_the_table() -> None:
 
 
 def test_every_series_is_on_some_page_and_on_the_page_for_people(run: ScrapedRun) -> None:
+    run.lives["http"], run.http = run.lives["io0"], HttpTotals()
+    run.http.grow(growth(("/health", 200, 1)))
     exposition = Exposition(run.view)
     declared = {series.full_name for series in SERIES}
     of_processes = set()
@@ -86,6 +91,23 @@ def test_every_series_is_on_some_page_and_on_the_page_for_people(run: ScrapedRun
         of_processes |= names_on(shown)
     assert of_processes == declared
     assert names_on(exposition.page_of_all()) == declared
+
+
+def growth(*answers: tuple[str, int, int]) -> HttpGrowth:
+    nothing = HistogramGrowth((0, 1), 7)
+    return HttpGrowth(tuple(RouteCount(*answer) for answer in answers), 2, 1, nothing, nothing)
+
+
+def test_the_http_process_goes_on_where_it_was(run: ScrapedRun) -> None:
+    run.lives["http"], run.http = run.lives["io0"], HttpTotals()
+    for _ in range(2):
+        run.http.grow(growth(("/health", 200, 2), ("other", 404, 1)))
+        run.http.died()
+    shown = page(run, "http")
+    found = {"route": "/health", "status": "200"}
+    assert figure(shown, "moe_coord_http_requests_total", **found) == 4
+    assert figure(shown, "moe_coord_http_requests_in_flight") == 0
+    assert figure(shown, "moe_coord_http_first_token_seconds_count") == 2
 
 
 def names_on(shown: bytes) -> set[str]:

@@ -47,7 +47,7 @@ def test_resolving_twice_changes_nothing(model: ModelSpec) -> None:
         Config(),
         Config(pin_cores=True),
         Config(core_plan="split"),
-        Config(memory_bytes=120 << 20),
+        Config(memory_bytes=160 << 20),
         Config(pool=PoolSize(share=0.5), io_workers=0, io_threads=2),
         Config(single_process=True, io_workers=0),
     ):
