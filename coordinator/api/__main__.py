@@ -26,8 +26,8 @@ from coordinator.api.backend import Backend
 from coordinator.api.chat import ChatTemplate
 from coordinator.api.counts import HttpCounts
 from coordinator.api.entrance import Entrance
-from coordinator.api.guard import Guard
-from coordinator.api.protocol import KEEP_ALIVE_SECONDS, MAX_HEAD_BYTES, LimitedProtocol
+from coordinator.api.guard import MAX_HEAD_BYTES, Guard
+from coordinator.api.protocol import KEEP_ALIVE_SECONDS, LimitedProtocol
 from coordinator.api.service import Service
 from coordinator.api.settings import HttpSettings, decode_settings
 from coordinator.launch import start_renderer

@@ -82,6 +82,7 @@ class Entrance:
     def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
         host = headers.get("host", "")
         try:
+            self._guard.check_size(headers.raw)
             self._guard.check_host(host)
             self._guard.check_origin(headers.get("origin"), host)
             if scope["method"] != "OPTIONS":  # browsers send it without the key

@@ -14,6 +14,7 @@ from coordinator.api.errors import ApiError
 from coordinator.api.settings import HttpSettings
 
 MAX_KEY_BYTES = 1024
+MAX_HEAD_BYTES = 16 * 1024
 OPEN_PATHS = ("/health", "/v1/health")  # for probes, which have no key
 
 
@@ -24,6 +25,11 @@ class Guard:
         self._hosts = {name.lower() for name in (*settings.allowed_hosts, "localhost")}
         self._origins = {origin.rstrip("/").lower() for origin in settings.allowed_origins}
         self._keys = [_digest(key.encode()) for key in settings.api_keys]
+
+    def check_size(self, raw: Iterable[tuple[bytes, bytes]]) -> None:
+        """All headers together. The server stops reading at a limit, but only between two parts."""
+        if sum(len(name) + len(value) for name, value in raw) > MAX_HEAD_BYTES:
+            raise ApiError(431, f"headers: expected at most {MAX_HEAD_BYTES} bytes")
 
     def check_host(self, host: str) -> None:
         """The header Host."""

@@ -12,7 +12,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 HEAD_SECONDS = 10.0
 KEEP_ALIVE_SECONDS = 5
 READER_SECONDS = 20.0
-MAX_HEAD_BYTES = 16 * 1024
 
 
 class LimitedProtocol(H11Protocol):
