@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from running_program import RunningProgram, free_port
+from running_program import RunningProgram, free_port, wait_until
 
 HOST = "127.0.0.1"
 TIMEOUT_SECONDS = 30.0
@@ -26,6 +26,7 @@ class RunningService(RunningProgram):
     def wait_ready(self) -> "RunningService":
         """Until it answers."""
         self.wait_for("event=state state=ready")
+        wait_until(lambda: self.ask("GET", "/health")[0] == 200)  # a message later
         return self
 
     @property

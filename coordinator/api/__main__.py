@@ -149,13 +149,14 @@ async def serve(
     template: ChatTemplate,
 ) -> None:
     """Until `Stop`, or until the coordinator is gone."""
-    ended = asyncio.Event()
+    ended, knows_state = asyncio.Event(), asyncio.Event()
 
     def receive(message: Any) -> None:
         if isinstance(message, Stop):
             ended.set()
         else:
             backend.receive(message)
+            knows_state.set()
 
     counts = HttpCounts()
     link = CoordinatorLink(socket_to_coordinator, receive)
@@ -167,10 +168,10 @@ async def serve(
     ):
         service = Service(settings, backend, tokenizer, template, int(time.time()), threads)
         server = build_server(Entrance(build_app(service), Guard(settings), counts))
-        serving = asyncio.create_task(server.serve([listener(settings)]))
         warnings = [*birth.warnings, *template.warnings]
         detail = {"cores": birth.cores, "warnings": warnings}
         link.send(Ready(arguments.process, json.dumps(detail)))
+        serving = asyncio.create_task(serve_when(knows_state, server, listener(settings)))
         n_ticks = 0
         while not (ended.is_set() or link.is_lost or parent_is_gone(arguments.parent_pid)):
             n_ticks += 1
@@ -182,7 +183,16 @@ async def serve(
                 async with asyncio.timeout(TICK_SECONDS):
                     await ended.wait()
         server.should_exit = True
+        knows_state.set()
         await serving
+
+
+async def serve_when(
+    knows_state: asyncio.Event, server: "Server", listening: socket.socket
+) -> None:
+    """Connections wait until it is known whether requests can be answered, which is soon."""
+    await knows_state.wait()
+    await server.serve([listening])
 
 
 def build_server(app: Entrance) -> Server:
