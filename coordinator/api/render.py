@@ -70,8 +70,10 @@ def answer(request: dict[str, Any]) -> dict[str, str]:
 
 def render(template: str, messages: list[dict[str, Any]], bos_token: str, eos_token: str) -> str:
     """Apply a template as its writers expect it to be applied (Hugging Face's conventions)."""
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False)
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment.from_string(template).render(
@@ -80,7 +82,13 @@ def render(template: str, messages: list[dict[str, Any]], bos_token: str, eos_to
         bos_token=bos_token,
         eos_token=eos_token,
         tools=None,
+        documents=None,
     )
+
+
+def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
+    """Plain JSON: the filter of jinja2 escapes it for HTML."""
+    return json.dumps(value, indent=indent, ensure_ascii=ensure_ascii)
 
 
 def _refuse(message: object) -> NoReturn:
