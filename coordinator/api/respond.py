@@ -80,12 +80,13 @@ class Answer:
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _events(self) -> AsyncIterator[str]:
-        for chunk in self._shape.chunks_before():
-            yield _event(chunk)
+        first = self._shape.chunks_before()  # with the first token, since clients time it by them
         held = list[Sampled]()  # tokens whose text is not certain yet
         next_comment = time.monotonic() + COMMENT_SECONDS
         try:
             async for part in follow(self._generation, self._text, self._n_prompt):
+                while first and not isinstance(part, Waiting):
+                    yield _event(first.pop(0))
                 match part:
                     case Waiting():
                         if time.monotonic() >= next_comment:
