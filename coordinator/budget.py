@@ -95,11 +95,12 @@ class MemoryPlan:
         )
         if not n_slots:
             pool = "no pool (the page cache has the experts and is not counted here)"
+        at_once = f" ({self.n_sequences} at once)" if self.n_sequences > 1 else ""
         mapped = " (the rest is left to the page cache and not counted)"
         return (
             f"memory: {format_size(self.budget_bytes)} ({self.source}): "
             f"{pool}, dense {format_size(self.dense_bytes)}{mapped if self.maps_dense else ''}, "
-            f"KV {format_size(self.kv_bytes)} for {self.context_tokens} tokens, "
+            f"KV {format_size(self.kv_bytes)} for {self.context_tokens} tokens{at_once}, "
             f"scratch {format_size(self.scratch_bytes)} for chunks of {self.chunk_tokens}, "
             f"processes {format_size(self.processes_bytes + self.page_table_bytes)}"
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from compute_worker.arch import ModelSpec, resolve
 from coordinator.budget import MemoryPlan
 from coordinator.config import Config
-from coordinator.cores import CorePlan, plan_cores
+from coordinator.cores import ROLES, RUNNING_ROLES, CorePlan, plan_cores
 from coordinator.geometry import PoolGeometry, pool_geometry, ranges_of
 from coordinator.imatrix import read_imatrix
 from coordinator.machine import Machine
@@ -88,7 +88,7 @@ class Setup:
             self.plan.describe(),
         ]
         if self.cores is not None:
-            lines.append(self.cores.describe())
+            lines.append(self.cores.describe(ROLES if config.is_service else RUNNING_ROLES))
         return lines
 
     def _cache(self) -> str:
