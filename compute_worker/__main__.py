@@ -30,9 +30,11 @@ from shm.messages import (
     Forget,
     Heartbeat,
     Hello,
+    LoadBlocks,
     Progress,
     ReadSlabs,
     Ready,
+    SaveBlocks,
     SlotsPunched,
     Step,
     Stop,
@@ -228,6 +230,10 @@ def serve(link: SocketLink, assembled: Assembled) -> None:
                 engine.finish(message)
             case Forget():
                 engine.forget(message)
+            case LoadBlocks():
+                engine.load(message)
+            case SaveBlocks():
+                link.send(engine.save(message))
             case _:
                 feed.note(message)
 

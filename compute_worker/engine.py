@@ -18,15 +18,19 @@ from compute_worker.forward import Batch, Experts, embed, forward, logits
 from compute_worker.kept import KeptPrompt
 from compute_worker.kernels import Kernels
 from compute_worker.kv import KvCache, n_blocks_needed
+from compute_worker.kv_file import read_blocks, write_blocks
 from compute_worker.link import Link
 from compute_worker.matrix import Floats, Integers
 from compute_worker.sampling import SequenceSampler, top_logprobs
 from compute_worker.weights import Weights
 from shm.messages import (
+    BlocksSaved,
     Finished,
     Forget,
+    LoadBlocks,
     Progress,
     Sampled,
+    SaveBlocks,
     Slice,
     Step,
     StepDone,
@@ -107,6 +111,18 @@ class Engine:
         """Free the KV blocks that were kept of an ended sequence."""
         for block in self._prefixes.pop(forget.request, ()):
             self._kv.free(block)
+
+    def load(self, load: LoadBlocks) -> None:
+        """Take over blocks from a file. Raises `OSError`, `KvFileError`."""
+        self._prefixes[load.request] = read_blocks(load.fd, load.offset, self._kv, load.n_blocks)
+
+    def save(self, save: SaveBlocks) -> BlocksSaved:
+        """Write kept blocks to a file."""
+        try:
+            write_blocks(save.fd, save.offset, self._kv, self._prefixes[save.request])
+        except OSError as error:
+            return BlocksSaved(save.request, error.strerror)
+        return BlocksSaved(save.request, None)
 
     def step(self, step: Step) -> StepDone:
         """Execute one step. A cancelled step leaves the KV of finished tokens as it was."""

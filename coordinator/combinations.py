@@ -50,6 +50,10 @@ def combined(config: Config, given: frozenset[str], cores: Sequence[int]) -> Con
             "--queue-depth: expected I/O workers, found none; without them use --io-threads "
             "to have several reads in flight, or drop --queue-depth"
         )
+    if config.single_process and config.session is not None:
+        raise ConfigError(
+            "--session: expected processes, found --single-process, which keeps no texts; drop one"
+        )
     _check_memory(config)
     _check_counts(config, given)
     return _with_cores(_with_reader(config, given), given, cores)

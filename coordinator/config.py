@@ -61,6 +61,10 @@ class Config:
     prompt_tokens: tuple[int, ...] | None = flag(
         None, "--tokens", TOKEN_IDS, INPUT, "the same, from token ids: no tokenizer is involved"
     )
+    session: Path | None = flag(
+        None, "--session", PATH, INPUT,
+        "start from the texts whose KV cache is in this file, and save it there at the end",
+    )  # fmt: skip
     max_tokens: int = flag(
         128, "-n --max-tokens", integer(1, 2**31 - 1), INPUT, "stop after this many new tokens"
     )

@@ -45,6 +45,7 @@ from coordinator.state import (
 from coordinator.totals import Totals
 from io_worker.reader import ModelFile
 from shm.messages import (
+    BlocksSaved,
     Need,
     Progress,
     ReadFailed,
@@ -96,6 +97,7 @@ class Engine:
         self._credit = reader_credit
         self._listener = listener
         self._front = front
+        self.saved: dict[int, str | None] = {}  # sequences written to a file, or why not
         self._health = Health(core, files, COMPUTE, maps_files=maps_files)
         self._next_tick = 0.0
         self._stack = contextlib.ExitStack()
@@ -119,11 +121,6 @@ class Engine:
         """Every process is up."""
         return all(self.is_up(name) for name in self._specs)
 
-    @property
-    def is_compute_ready(self) -> bool:
-        """Steps can be sent."""
-        return self.is_up(COMPUTE)
-
     def is_up(self, name: str) -> bool:
         """Whether a process is ready."""
         child = self.children.get(name)
@@ -131,16 +128,16 @@ class Engine:
 
     def submit(self, request: NewRequest) -> None:
         """A request joins; its tokens come to the listener while `run_once` is called."""
-        self._handle(request)
+        self.handle(request)
 
     def end(self, request: EndRequest) -> None:
         """End a request from outside."""
-        self._handle(request)
+        self.handle(request)
 
     def tell_front(self, message: Any) -> None:
         """Send to the front's process; if it is not up, to nobody."""
         if self.is_up(HTTP):
-            self._send(HTTP, message)
+            self.send(HTTP, message)
 
     def preload(self) -> None:
         """Read every expert, in layer order, before the first step."""
@@ -169,7 +166,7 @@ class Engine:
             self._next_tick = now + TICK_SECONDS
             self._tick(time.monotonic_ns())
         self._watch_memory(now)
-        if self.is_compute_ready:
+        if self.is_up(COMPUTE):
             self._perform(self.core.handle(Continue()))
 
     # Children
@@ -185,19 +182,21 @@ class Engine:
             case Need() | Release() | StepDone() if child.name == COMPUTE:
                 self._from_compute(message)
             case SlabsReady() | ReadFailed():
-                self._handle(FromReader(child.name, message))
+                self.handle(FromReader(child.name, message))
             case Progress(phase, done, total):
                 self._health.watch.observe(child.name, (done,), time.monotonic_ns())
                 self._listener.on_progress(child.name, phase, done, total)
             case Ready(_, detail):
                 self._ready(child, detail)
+            case BlocksSaved(request, error) if child.name == COMPUTE:
+                self.saved[request] = error
             case _ if self._front is not None and child.name == HTTP:
                 self._front.received(message)
             case _:
                 self._condemn(child, f"sent an unexpected {type(message).__name__}")
 
     def _from_compute(self, message: Any) -> None:
-        self._handle(FromCompute(message))
+        self.handle(FromCompute(message))
         if isinstance(message, StepDone):
             self._listener.on_step(message)
 
@@ -207,7 +206,7 @@ class Engine:
         self.disk_use.begin(child.process.pid)
         self._health.watch.begin(child.name, time.monotonic_ns())
         if child.name in self.totals.readers:
-            self._handle(ReaderReady(child.name, self._credit))
+            self.handle(ReaderReady(child.name, self._credit))
         if self._front is not None and child.name == HTTP:
             self._front.started()
         if self.is_ready:
@@ -230,10 +229,10 @@ class Engine:
             f"event=died process={name} pid={child.process.pid} cause={death.why!r}"
         )
         if name in self.totals.readers:
-            self._handle(ReaderDied(name))
+            self.handle(ReaderDied(name))
         if name == COMPUTE:
             text = f"the compute worker died ({death.why}); send the request again"
-            self._handle(ComputeDied(text))
+            self.handle(ComputeDied(text))
         if self._front is not None and name == HTTP:
             self._front.died()
         self._start(child.spec)
@@ -245,12 +244,13 @@ class Engine:
         child.is_condemned = True
         self._listener.on_event(f"event=kill process={child.name} cause={why!r}")
         if child.is_ready and child.name in self.totals.readers:
-            self._handle(ReaderCondemned(child.name))
+            self.handle(ReaderCondemned(child.name))
         self.children.kill(child, why)
 
     # The core
 
-    def _handle(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
+        """Let the core decide, and do what it says."""
         self._perform(self.core.handle(event))
 
     def _perform(self, actions: list[Action]) -> None:
@@ -258,12 +258,12 @@ class Engine:
             self.totals.performed(action, time.monotonic_ns())
             match action:
                 case ToCompute(message):
-                    self._send(COMPUTE, message)
+                    self.send(COMPUTE, message)
                 case ToWorker(name, message):
-                    self._send(name, message)
+                    self.send(name, message)
                 case Deliver(sampled):
                     for end in self._listener.on_tokens(sampled):
-                        self._handle(end)
+                        self.handle(end)
                 case Ended():
                     self._listener.on_ended(action)
                 case StopWith(exit_code, text):
@@ -271,7 +271,8 @@ class Engine:
                 case PunchSlots() | RestoreSlots():
                     self.memory.perform(action)
 
-    def _send(self, name: str, message: Any) -> None:
+    def send(self, name: str, message: Any) -> None:
+        """Send to a process; one that takes nothing is killed."""
         child = self.children.get(name)
         if not self.children.send(name, message) and child is not None:
             self._condemn(child, "takes no messages")
@@ -291,7 +292,7 @@ class Engine:
         if self.core.requests.running_step is not None:
             self.memory.account(self._pids(), now)
         if (target := self.memory.look(self._pids(), now)) is not None:
-            self._handle(target)
+            self.handle(target)
         for line in self.memory.take_lines():
             self._listener.on_event(line)
 

@@ -95,6 +95,10 @@ class KeptPrefixes:
             self.forget(other)
         return n_full, superfluous
 
+    def sequences(self) -> dict[int, Tokens]:
+        """All kept ones, least recently used first: number and tokens."""
+        return {number: kept.tokens for number, kept in self._kept.items()}
+
     def oldest(self) -> int | None:
         """The kept sequence to forget first."""
         return next(iter(self._kept), None)

@@ -8,6 +8,17 @@ from coordinator.prefixes import Shared
 from shm.messages import Submit
 
 
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """KV blocks of a sequence lie in a file, open as `fd`, from `offset` on. `number` is one that
+    no request has."""
+
+    number: int
+    tokens: tuple[int, ...]
+    fd: int
+    offset: int
+
+
 class Phase(enum.Enum):
     """Where a request stands."""
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from compute_worker.arch import KV_BLOCK_TOKENS
 from coordinator.actions import Action, Deliver, Ended, ToCompute
 from coordinator.prefixes import KeptPrefixes
-from coordinator.request import Phase, Request
-from shm.messages import Cancel, Finished, Forget, Slice, Step, StepDone, Submit
+from coordinator.request import Phase, Request, Restore
+from shm.messages import Cancel, Finished, Forget, LoadBlocks, Slice, Step, StepDone, Submit
 
 N_LAYERS_BETWEEN_DECODES = 4  # of a prompt chunk, while other sequences wait for their next token
 
@@ -63,6 +63,18 @@ class Requests:
     def n_kept_blocks(self) -> int:
         """KV blocks of sequences that are over, kept for those that begin like them."""
         return self._prefixes.n_blocks
+
+    @property
+    def kept_sequences(self) -> dict[int, tuple[int, ...]]:
+        """Tokens of the ended sequences whose blocks are kept, least recently used first."""
+        return self._prefixes.sequences()
+
+    def restore(self, restored: Restore) -> list[Action]:
+        """Blocks of an ended sequence come from a file, before the first request."""
+        n_blocks, _ = self._prefixes.keep(restored.number, restored.tokens, None)
+        if not n_blocks:
+            return []
+        return [ToCompute(LoadBlocks(restored.number, n_blocks, restored.fd, restored.offset))]
 
     def submit(self, submit: Submit, max_tokens: int, stop_ids: frozenset[int]) -> list[Action]:
         """A new request joins the queue, if the KV cache can hold it at all."""

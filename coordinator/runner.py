@@ -13,6 +13,7 @@ from coordinator.disk_use import DiskUse
 from coordinator.engine import Engine
 from coordinator.metrics import Exposition, run_view
 from coordinator.metrics_server import HOST, listen, serving
+from coordinator.session import open_session, restore, save
 from coordinator.setup import Setup
 from coordinator.signals import Signals
 from coordinator.start import started
@@ -165,10 +166,17 @@ def running(
     with contextlib.ExitStack() as stack:
         port = setup.config.metrics_port
         listener = stack.enter_context(listen(port)) if port else None
-        runner.engine = stack.enter_context(started(setup, runner, keep_fd=keep_fd))
+        session = stack.enter_context(open_session(setup))
+        fds = session.fds if session is not None else ()
+        engine = started(setup, runner, keep_fd=keep_fd, compute_fds=fds)
+        runner.engine = stack.enter_context(engine)
         if listener is not None:
             pages = Exposition(run_view(runner.engine, setup))
             stack.enter_context(serving(listener, pages))
             terminal.line(f"metrics: http://{HOST}:{port}/metrics")
         wait_ready(runner.engine, setup, terminal, signals)
+        if session is not None:
+            restore(session, runner.engine, setup, terminal)
         yield runner
+        if session is not None:
+            save(session, runner.engine, setup, terminal)

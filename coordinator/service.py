@@ -26,6 +26,7 @@ from coordinator.request import Phase
 from coordinator.runner import wait_ready
 from coordinator.service_setup import http_spec
 from coordinator.service_socket import check_reachable, listen, url_of
+from coordinator.session import open_session, restore, save
 from coordinator.setup import Setup, prepared
 from coordinator.signals import Signals
 from coordinator.start import started
@@ -65,16 +66,22 @@ def serve(config: Config) -> int:
         setup = stack.enter_context(prepared(config, read_machine(), None, config.parallel))
         announce(setup, terminal)
         service = Service(setup, terminal, signals, http_spec(setup, listener))
-        engine = stack.enter_context(started(setup, service, front=service))
+        session = stack.enter_context(open_session(setup))
+        fds = session.fds if session is not None else ()
+        engine = stack.enter_context(started(setup, service, front=service, compute_fds=fds))
         view = run_view(engine, setup, service.http)
         service.attach(engine, StatusReport(engine, setup, view))
         if metrics is not None:
             stack.enter_context(serving(metrics, Exposition(view)))
             terminal.line(f"metrics: http://{METRICS_HOST}:{port}/metrics")
         wait_ready(engine, setup, terminal, signals)
+        if session is not None:
+            restore(session, engine, setup, terminal)
         terminal.line(f"ready: {url_of(listener)}/ waits for requests until SIGTERM")
         try:
             service.run()
+            if session is not None:
+                save(session, engine, setup, terminal)
         finally:
             save_usage(setup, engine.core, terminal)
             warn_of_lost_records(setup, terminal)

@@ -175,7 +175,7 @@ def build_core(setup: Setup) -> Core:
         plan.chunk_tokens,
         plan.n_sequences,
         plan.n_kv_blocks,
-        keeps_prefixes=setup.config.is_service,
+        keeps_prefixes=setup.config.is_service or setup.config.session is not None,
     )
     return Core(residency, Requests(schedule), setup.trace.add if setup.trace else None)
 

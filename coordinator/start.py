@@ -27,10 +27,12 @@ def started(
     keep_fd: int | None = None,
     root: Path = Path("/"),
     front: Front | None = None,
+    compute_fds: tuple[int, ...] = (),
 ) -> Iterator[Engine]:
     """Processes of the run, up but not ready yet (`run_once` until `is_ready`).
 
-    `root` is where the `proc` and `sys` lie that say how much memory is left.
+    `root` is where the `proc` and `sys` lie that say how much memory is left; `compute_fds` are
+    inherited by compute.
     Raises `PoolError`, `ResourceError`, `LinkError`, `OSError`, `EngineError`.
     """
     config = setup.config
@@ -50,7 +52,7 @@ def started(
             pool_fd=pool_fd if compute_reads else read_only_fd,
             layout=setup.plan.layout,
             file_fds=descriptors(setup.files),
-            other_fds=(keep_fd,) if keep_fd is not None else (),
+            other_fds=(*compute_fds, *((keep_fd,) if keep_fd is not None else ())),
             settings=encode_compute(compute_settings(setup, keep_fd)),
         )
         memory = MemoryWatch(pool_fd, setup.plan.layout, setup.plan.budget_bytes, root)

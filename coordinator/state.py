@@ -13,6 +13,7 @@ from typing import Any
 
 from coordinator.actions import Action, RequestsFailed
 from coordinator.page_cache_residency import PageCacheResidency
+from coordinator.request import Restore
 from coordinator.requests import Requests
 from coordinator.residency import Residency
 from shm.messages import Need, ReadFailed, Release, SlabsReady, StepDone, Submit
@@ -93,7 +94,7 @@ class PoolTarget:
 
 Event = (
     NewRequest | EndRequest | Continue | ReaderReady | ReaderCondemned | ReaderDied
-    | ComputeDied | FromCompute | FromReader | PoolTarget
+    | ComputeDied | FromCompute | FromReader | PoolTarget | Restore
 )  # fmt: skip
 
 
@@ -121,6 +122,8 @@ class Core:
                 return self._after_failures(self.residency.handle_failed(name, failed))
             case Continue():
                 return self.requests.compose()
+            case Restore():
+                return self.requests.restore(event)
             case NewRequest(submit, max_tokens, stop_ids):
                 return self.requests.submit(submit, max_tokens, stop_ids)
             case EndRequest(request, reason):

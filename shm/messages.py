@@ -313,6 +313,34 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadBlocks:
+    """C -> X, between steps: read KV blocks from an inherited descriptor, and keep them as those of
+    an ended sequence of this number. Not answered."""
+
+    request: int
+    n_blocks: int
+    fd: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaveBlocks:
+    """C -> X, between steps: write the kept blocks of an ended sequence. Answer: `BlocksSaved`."""
+
+    request: int
+    fd: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksSaved:
+    """X -> C, answers `SaveBlocks`."""
+
+    request: int
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel:
     """C -> X: stop this sequence at the next layer boundary, if its step is running."""
 
@@ -343,8 +371,8 @@ class Stop:
 
 MESSAGES: tuple[type, ...] = (
     Hello, Welcome, Ready, Progress, Submit, Step, Need, Grant, Revoke, Abort, Release,
-    ReadSlabs, SlotsPunched, SlabsReady, ReadFailed, StepDone, Finished, Forget, Cancel, Heartbeat,
-    Failed, Stop,
+    ReadSlabs, SlotsPunched, SlabsReady, ReadFailed, StepDone, Finished, Forget, LoadBlocks,
+    SaveBlocks, BlocksSaved, Cancel, Heartbeat, Failed, Stop,
 )  # fmt: skip
 _DECODERS: dict[str, Callable[[Any], Any]] = {cls.__name__: decoder_for(cls) for cls in MESSAGES}
 
