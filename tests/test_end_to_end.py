@@ -2,7 +2,6 @@
 
 import json
 import os
-import pty
 import re
 import shutil
 import subprocess
@@ -154,21 +153,6 @@ def test_where_a_prompt_may_come_from(tmp_path: Path) -> None:
         check=True,
     )
     assert json.loads(done.stdout)["tokens"] == expected
-
-
-def test_a_terminal_is_asked_for_prompts() -> None:
-    master, slave = pty.openpty()
-    with subprocess.Popen(
-        [*PROGRAM, "-n", "6", *EXACT], stdin=slave, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        os.close(slave)
-        os.write(master, b"In the beginning\n\nIn the beginning\n\x04")
-        output, errors = process.communicate(timeout=60)
-    os.close(master)
-    assert process.returncode == 0, errors
-    first, second = output.decode().splitlines()
-    assert first == second != ""
-    assert errors.decode().count("tokens/s") == 2
 
 
 def test_decoys_in_the_users_folder_are_not_imported(tmp_path: Path) -> None:
