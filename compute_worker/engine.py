@@ -101,11 +101,18 @@ class Engine:
             self._prefixes[request] = sequence.blocks[:n_kept]
         for block in sequence.blocks[n_kept:]:
             self._kv.free(block)
-        stale = [key for key in self._partial if any(part.request == request for part in key)]
-        for key in stale:
-            del self._partial[key]
+        self._leave_chunk(request)
         if sequence.kept is not None and self._on_kept is not None:
             self._on_kept(sequence.kept)
+
+    def _leave_chunk(self, request: int) -> None:
+        """Its rows of a cut chunk go; those of others stay."""
+        for key in [key for key in self._partial if any(part.request == request for part in key)]:
+            hidden = self._partial.pop(key)
+            left = tuple(part for part in key if part.request != request)
+            if left:
+                stays = [np.full(part.n_tokens, part.request != request) for part in key]
+                self._partial[left] = hidden[np.concatenate(stays)]
 
     def forget(self, forget: Forget) -> None:
         """Free the KV blocks that were kept of an ended sequence."""

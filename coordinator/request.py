@@ -36,7 +36,6 @@ class Request:
     stop_ids: frozenset[int]
     phase: Phase = Phase.QUEUED
     n_done: int = 0
-    next_layer: int = 0  # of the running prompt chunk
     tokens: list[int] = field(default_factory=list)
     shared: Shared | None = None  # what it took over from a sequence that is over
 

@@ -1,34 +1,23 @@
 """Composition of steps: which sequences compute what next. The other half of the decision core.
 
-One step runs at a time. Sequences that decode do so together, one token each; one prompt at a
-time is processed, in chunks. While others decode, a chunk is cut at layer boundaries and their
-steps go in between, so nothing is read twice and nobody waits longer than a few layers.
+One step runs at a time. Sequences that decode do so together, one token each. Prompts are processed
+in chunks, in order; what a chunk has room for after the first prompt goes to the next ones, so that
+an expert which several need is read once. While others decode, a chunk is cut at layer boundaries
+and their steps go in between: nothing is read twice, and nobody waits longer than a few layers.
 
 Whether a request is over is decided here for `eos` and `length`; stop strings need text, which
 this module does not know: the receiver of `Deliver` says so with `end`.
 """
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from compute_worker.arch import KV_BLOCK_TOKENS
 from coordinator.actions import Action, Deliver, Ended, ToCompute
 from coordinator.prefixes import KeptPrefixes
 from coordinator.request import Phase, Request, Restore
+from coordinator.schedule import N_LAYERS_BETWEEN_DECODES, Schedule
 from shm.messages import Cancel, Finished, Forget, LoadBlocks, Slice, Step, StepDone, Submit
-
-N_LAYERS_BETWEEN_DECODES = 4  # of a prompt chunk, while other sequences wait for their next token
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """What composing needs to know of the model and the budget."""
-
-    n_layers: int
-    chunk_tokens: int  # a multiple of 64
-    max_running: int = 1  # sequences that may hold KV blocks at once
-    n_kv_blocks: int | None = None  # of 64 tokens, for all of them; None: never too few
-    keeps_prefixes: bool = False  # blocks of an ended sequence stay until others need the room
 
 
 class Requests:
@@ -40,7 +29,9 @@ class Requests:
         self._queue: deque[int] = deque()
         self._step: Step | None = None
         self._n_steps = 0
-        self._decode_next = False  # after a part of a prompt, the others have their turn
+        self._decode_next = False  # after a part of a chunk, the others have their turn
+        self._chunk: tuple[Slice, ...] = ()  # of prompts, computed up to `_chunk_layer`
+        self._chunk_layer = 0
         self._failure: str | None = None
         self._ending: dict[int, str] = {}  # ended while their step runs: request -> reason
         self._prefixes = KeptPrefixes()
@@ -110,6 +101,7 @@ class Requests:
         """The sequences that compute held are lost; what was only queued goes on."""
         self._step, self._failure = None, None
         self._ending.clear()
+        self._chunk = ()
         self._prefixes.clear()
         lost = [r for r, request in self._requests.items() if request.phase is not Phase.QUEUED]
         actions: list[Action] = []
@@ -140,13 +132,15 @@ class Requests:
     def _advance(self, step: Step) -> list[Action]:
         """Note what is in the KV cache now; a request that wants no token (`eval`) is over."""
         actions: list[Action] = []
+        is_chunk = self._requests[step.slices[0].request].phase is Phase.PROMPT
+        self._decode_next = is_chunk
+        if step.stop_layer < self._schedule.n_layers:
+            self._chunk_layer = step.stop_layer
+            return []
+        if is_chunk:
+            self._chunk = ()
         for part in step.slices:
             request = self._requests[part.request]
-            self._decode_next = request.phase is Phase.PROMPT
-            if step.stop_layer < self._schedule.n_layers:
-                request.next_layer = step.stop_layer
-                continue
-            request.next_layer = 0
             request.n_done = part.start + part.n_tokens
             if request.phase is Phase.PROMPT and request.n_done >= request.n_prompt:
                 request.phase = Phase.DECODE
@@ -184,6 +178,7 @@ class Requests:
             tokens = (*request.submit.prompt, *request.tokens)[: request.n_done]
             n_kept, forgotten = self._prefixes.keep(number, tokens, request.shared)
         self._prefixes.drop_user(request.shared)
+        self._chunk = tuple(part for part in self._chunk if part.request != number)
         finished = ToCompute(Finished(number, reason, n_kept))
         return [finished, *(ToCompute(Forget(other)) for other in forgotten)]
 
@@ -200,20 +195,13 @@ class Requests:
             for number, request in self._requests.items()
             if request.phase is Phase.DECODE
         ]
-        prompt = next(
-            (
-                (number, request)
-                for number, request in self._requests.items()
-                if request.phase is Phase.PROMPT
-            ),
-            None,
-        )
-        if decoding and (prompt is None or self._decode_next):
+        has_prompts = any(r.phase is Phase.PROMPT for r in self._requests.values())
+        if decoding and (not has_prompts or self._decode_next):
             slices = tuple(Slice(n, request.n_done, 1, True) for n, request in decoding)
             self._decode_next = False
             actions.append(self._begin(slices, 0, self._schedule.n_layers))
-        elif prompt is not None:
-            actions.append(self._prompt_step(*prompt, cut=bool(decoding)))
+        elif has_prompts:
+            actions.append(self._prompt_step(others_wait=bool(decoding)))
         return actions
 
     def _admit(self, actions: list[Action]) -> None:
@@ -255,16 +243,38 @@ class Requests:
             actions.append(ToCompute(Forget(oldest)))
         return actions
 
-    def _prompt_step(self, number: int, request: Request, *, cut: bool) -> Action:
-        """The next part of a chunk. Chunks begin at multiples of the chunk size."""
-        chunk = self._schedule.chunk_tokens
-        stop = min(request.n_prompt, (request.n_done // chunk + 1) * chunk)
-        first = request.next_layer
+    def _prompt_step(self, *, others_wait: bool) -> Action:
+        """The next layers of the chunk. One of several prompts is cut too: so one of them can be
+        cancelled soon, without taking the step from the others."""
+        if not self._chunk:
+            self._chunk, self._chunk_layer = self._next_chunk(), 0
         n_layers = self._schedule.n_layers
-        stop_layer = min(n_layers, first + N_LAYERS_BETWEEN_DECODES) if cut else n_layers
-        sample = stop == request.n_prompt and stop_layer == n_layers and request.max_tokens > 0
-        part = Slice(number, request.n_done, stop - request.n_done, sample)
-        return self._begin((part,), first, stop_layer)
+        stop_layer = n_layers
+        if others_wait or len(self._chunk) > 1:
+            stop_layer = min(n_layers, self._chunk_layer + N_LAYERS_BETWEEN_DECODES)
+        slices = self._chunk
+        if stop_layer == n_layers:
+            slices = tuple(replace(part, sample=self._wants_token(part)) for part in slices)
+        return self._begin(slices, self._chunk_layer, stop_layer)
+
+    def _next_chunk(self) -> tuple[Slice, ...]:
+        """Parts of prompts, in order. That of the first ends at a multiple of the chunk size."""
+        room, parts = self._schedule.chunk_tokens, list[Slice]()
+        for number, request in self._requests.items():
+            if request.phase is not Phase.PROMPT or (parts and request.submit.keep_logits):
+                continue
+            if not parts:
+                room -= request.n_done % room
+            n_tokens = min(room, request.n_prompt - request.n_done)
+            parts.append(Slice(number, request.n_done, n_tokens, False))
+            room -= n_tokens
+            if not room or request.submit.keep_logits:
+                break
+        return tuple(parts)
+
+    def _wants_token(self, part: Slice) -> bool:
+        request = self._requests[part.request]
+        return part.start + part.n_tokens == request.n_prompt and request.max_tokens > 0
 
     def _begin(self, slices: tuple[Slice, ...], first_layer: int, stop_layer: int) -> Action:
         self._n_steps += 1

@@ -21,10 +21,11 @@ from coordinator.page_cache_residency import PageCacheResidency
 from coordinator.policies import PolicyGeometry
 from coordinator.policy_choice import make_policy
 from coordinator.prefetch import Prefetch
-from coordinator.requests import Requests, Schedule
+from coordinator.requests import Requests
 from coordinator.residency import Residency
 from coordinator.resolve import memory_plan, spare_bytes
 from coordinator.resolve import resolve as resolve_config
+from coordinator.schedule import Schedule
 from coordinator.state import Core
 from coordinator.token_rows import TokenRows, create_rows
 from coordinator.trace_file import TraceWriter, create_trace, trace_header

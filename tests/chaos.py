@@ -14,8 +14,9 @@ from simulation import NO_TIMES, SLAB_BYTES, geometry, policy_geometry
 from coordinator.actions import Action, Deliver, Ended, StopWith, ToCompute, ToWorker
 from coordinator.policy_choice import POLICIES, make_policy
 from coordinator.prefetch import Prefetch
-from coordinator.requests import Requests, Schedule
+from coordinator.requests import Requests
 from coordinator.residency import Residency
+from coordinator.schedule import Schedule
 from coordinator.slots import SlotState
 from coordinator.state import (
     ComputeDied,

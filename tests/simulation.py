@@ -12,8 +12,9 @@ from coordinator.actions import Action, Deliver, Ended, ToCompute, ToWorker
 from coordinator.geometry import PoolGeometry
 from coordinator.policies import Lru, Policy, PolicyGeometry
 from coordinator.prefetch import Prefetch
-from coordinator.requests import Requests, Schedule
+from coordinator.requests import Requests
 from coordinator.residency import Residency
+from coordinator.schedule import Schedule
 from coordinator.slots import SlotState
 from coordinator.state import (
     Core,

@@ -8,8 +8,9 @@ from simulation import Engine, engine, geometry, need, policy_geometry
 
 from coordinator.policies import Lru, PolicyGeometry
 from coordinator.prefetch import BLOCK_STEPS, N_PAIRS, SLEEP_STEPS, Phase, Prefetch
-from coordinator.requests import Requests, Schedule
+from coordinator.requests import Requests
 from coordinator.residency import Residency
+from coordinator.schedule import Schedule
 from coordinator.state import Core
 from shm.messages import ExpertUse, Need, SlotLease
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from simulation import Engine, done, engine
 
-from coordinator.requests import Schedule
+from coordinator.schedule import Schedule
 from coordinator.state import ComputeDied, Continue, EndRequest, FromCompute, NewRequest
 from shm.messages import Finished, Forget, Sampled, Sampling, Step, Submit
 

@@ -6,7 +6,7 @@ import pytest
 from simulation import done, engine
 
 from coordinator.actions import Ended, ToCompute
-from coordinator.requests import Schedule
+from coordinator.schedule import Schedule
 from coordinator.state import ComputeDied, Continue, EndRequest, FromCompute, NewRequest
 from shm.messages import Cancel, Finished, Sampled, Sampling, Slice, Step, StepDone, Submit
 
@@ -100,14 +100,45 @@ def test_sequences_decode_together() -> None:
     for request in (1, 2):
         start(run, request, 3, max_tokens=50)
     run.handle(Continue())
-    (first,) = steps(run)
-    assert [part.request for part in first.slices] == [1]
+    (step,) = steps(run)
     seen = []
-    step = first
-    for _ in range(5):
+    for _ in range(3):
+        seen.append([(part.request, part.start, part.sample) for part in step.slices])
         (step,) = go_on(run, [Sampled(p.request, 5, -0.1) for p in step.slices if p.sample])
-        seen.append(sorted(part.request for part in step.slices))
-    assert seen[-1] == [1, 2]
+    assert seen == [
+        [(1, 0, False), (2, 0, False)], [(1, 0, True), (2, 0, True)], [(1, 3, True), (2, 3, True)],
+    ]  # fmt: skip
+
+
+def test_what_a_chunk_has_room_for_goes_to_the_next_prompts() -> None:
+    run = machine(chunk=128)
+    for request, n_prompt in ((1, 150), (2, 60), (3, 70)):
+        start(run, request, n_prompt)
+    run.handle(Continue())
+    chunks = []
+    (step,) = steps(run)
+    while any(part.n_tokens > 1 for part in step.slices):
+        if step.first_layer == 0:
+            chunks.append([(part.request, part.start, part.n_tokens) for part in step.slices])
+        (step,) = go_on(run, [Sampled(p.request, 5, -0.1) for p in step.slices if p.sample])
+        while all(part.n_tokens == 1 for part in step.slices) and len(chunks) < 3:
+            drawn = [Sampled(p.request, 5, -0.1) for p in step.slices]
+            (step,) = go_on(run, drawn)
+    assert chunks == [[(1, 0, 128)], [(1, 128, 22), (2, 0, 60), (3, 0, 46)], [(3, 46, 24)]]
+
+
+def test_one_that_leaves_a_chunk_leaves_the_others_where_they_are() -> None:
+    run = machine()
+    for request in (1, 2, 3):
+        start(run, request, 10, max_tokens=1)
+    run.handle(Continue())
+    (step,) = steps(run)
+    assert (step.first_layer, step.stop_layer) == (0, 4)
+    assert run.handle(EndRequest(2, "cancelled")) == []  # not in the middle of their step
+    (step,) = go_on(run)
+    assert [part.request for part in step.slices] == [1, 3]
+    assert (step.first_layer, step.stop_layer) == (4, 8)
+    assert [ended.request for ended in run.ended] == [2]
 
 
 def test_the_queue_waits_for_room() -> None:
