@@ -20,8 +20,9 @@ LONG = {"prompt": "Once upon a time", "max_tokens": 900, "stream": True, "seed":
 STORY = "And it came to pass in those days, that there went out a decree. " * 12
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def service() -> Iterator[RunningService]:
+    """One for all that it survives."""
     with RunningService("--io-workers", "1", "--parallel", "4", "--queue", "64") as run:
         yield run.wait_ready()
 
@@ -52,7 +53,7 @@ def test_answers_do_not_depend_on_who_else_asks(service: RunningService) -> None
     bodies: list[dict[str, Any]] = [
         {
             "prompt": STORY[: rng.choice([3, 200, 400, 700])] + f"number {n % 5}",
-            "max_tokens": rng.randint(5, 40),
+            "max_tokens": rng.randint(5, 30),
             "seed": n,
             "temperature": rng.choice([0.0, 0.9]),
             "logprobs": 2,
@@ -69,14 +70,17 @@ def test_answers_do_not_depend_on_who_else_asks(service: RunningService) -> None
 
 
 def test_a_conversation_goes_on_where_it_was(service: RunningService) -> None:
-    first = service.complete(STORY, max_tokens=80, temperature=0)
+    story = f"In another land. {STORY}"
+    first = service.complete(story, max_tokens=80, temperature=0)
     assert first["timings"]["cache_n"] == 0
-    longer = STORY + first["choices"][0]["text"] + " And then"
+    longer = story + first["choices"][0]["text"] + " And then"
     again = service.complete(longer, max_tokens=20, temperature=0)
     n_known = (first["usage"]["total_tokens"] - 1) // 64 * 64
     assert 0 < again["timings"]["cache_n"] <= n_known
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == again["timings"]["cache_n"]
+    old = service.children()["compute"]
     kill(service, "compute")  # and the cache with it
+    wait_until(lambda: service.children().get("compute", old) != old)
     wait_until(lambda: service.ask("GET", "/health")[0] == 200)
     fresh = service.complete(longer, max_tokens=20, temperature=0)
     assert fresh["timings"]["cache_n"] == 0
@@ -116,6 +120,7 @@ def test_sixteen_streams_get_the_same_share() -> None:
 def test_clients_that_leave_at_random_moments_leave_nothing(service: RunningService) -> None:
     rng = random.Random(7)
     expected = service.complete(STORY, max_tokens=10, temperature=0)["choices"]
+    before = service.status()["totals"]["requests"]
     for _ in range(8):  # waves, so that they are queued, in their prompt, in their answer
         streams = []
         for _ in range(8):
@@ -131,8 +136,8 @@ def test_clients_that_leave_at_random_moments_leave_nothing(service: RunningServ
             stream.close()
     wait_until(lambda: is_idle(service), 3)
     status = service.status()
-    assert status["totals"]["requests"]["cancelled"] > 30
-    assert status["totals"]["requests"]["error"] == 0
+    assert status["totals"]["requests"]["cancelled"] > before["cancelled"] + 30
+    assert status["totals"]["requests"]["error"] == before["error"]
     assert status["memory"]["kv"]["kept_blocks"] <= status["memory"]["kv"]["blocks"]
     assert service.complete(STORY, max_tokens=10, temperature=0)["choices"] == expected
     with ThreadPoolExecutor(4) as clients:  # every slot and all the room can be had
@@ -144,7 +149,7 @@ def test_clients_that_leave_at_random_moments_leave_nothing(service: RunningServ
 
 
 def test_a_reader_dies_and_the_answer_goes_on(service: RunningService) -> None:
-    options = {"prompt": STORY, "max_tokens": 300, "seed": 1}
+    options = {"prompt": STORY, "max_tokens": 120, "seed": 1}
     expected = service.complete(**options)["choices"][0]["text"]
     with service.open_stream("/v1/completions", {**options, "stream": True}) as stream:
         lines = events(stream)
@@ -153,6 +158,7 @@ def test_a_reader_dies_and_the_answer_goes_on(service: RunningService) -> None:
         assert text_of(iter([first, *lines])) == expected
     wait_until(lambda: service.ask("GET", "/health")[2]["state"] == "ready")
     assert service.status()["processes"][1]["restarts"] == 1
+    assert is_idle(service)
 
 
 def test_compute_dies(service: RunningService) -> None:
@@ -185,13 +191,14 @@ def test_the_http_process_dies(service: RunningService) -> None:
     with service.open_stream("/v1/completions", LONG) as stream:
         next(events(stream))
         before = service.children()
+        cancelled = service.status()["totals"]["requests"]["cancelled"]
         kill(service, "http")
         with contextlib.suppress(ConnectionResetError):
             while stream.recv(65536):
                 pass
     assert service.complete("a", max_tokens=1)  # connections wait for the new one
     assert is_idle(service)
-    assert service.status()["totals"]["requests"]["cancelled"] == 1
+    assert service.status()["totals"]["requests"]["cancelled"] == cancelled + 1
     after = service.children()
     assert after["http"] != before["http"]
     assert {**after, "http": 0} == {**before, "http": 0}
@@ -214,7 +221,7 @@ def test_health_tells_every_state() -> None:
             return str(body["state"])
 
         wait_until(lambda: look() == "ready")
-        with service.open_stream("/v1/completions", {**LONG, "max_tokens": 400}) as stream:
+        with service.open_stream("/v1/completions", {**LONG, "max_tokens": 150}) as stream:
             lines = events(stream)
             next(lines)
             service.process.terminate()
@@ -242,11 +249,13 @@ def test_draining_has_an_end() -> None:
         service.check_gone()
 
 
-def test_a_second_signal_ends_at_once(service: RunningService) -> None:
-    with service.open_stream("/v1/completions", LONG) as stream:
-        next(events(stream))
-        service.process.terminate()
-        service.wait_for("draining")
-        service.process.terminate()
-        assert service.end(2) == 143
-        service.check_gone()
+def test_a_second_signal_ends_at_once() -> None:
+    with RunningService("--io-workers", "1") as service:
+        service.wait_ready()
+        with service.open_stream("/v1/completions", LONG) as stream:
+            next(events(stream))
+            service.process.terminate()
+            service.wait_for("draining")
+            service.process.terminate()
+            assert service.end(2) == 143
+            service.check_gone()

