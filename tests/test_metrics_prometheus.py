@@ -27,7 +27,8 @@ from coordinator.engine import Engine
 from coordinator.machine import read_machine
 from coordinator.metrics import Exposition, run_view
 from coordinator.metrics_server import HOST, listen, serving
-from coordinator.series import PREFIX, SERIES
+from coordinator.one_series import PREFIX
+from coordinator.series import SERIES
 from coordinator.setup import prepared
 from coordinator.start import started
 from coordinator.state import NewRequest
