@@ -233,7 +233,7 @@ class PageCacheResidency:
         return Location(key[1], self._lease(key), 1 + first, gate, up, down)
 
     def _read_of(self, key: Key) -> SlabRead:
-        ranges = self.geometry.ranges_of(*key)
+        ranges = self.geometry.reads_of(*key)
         found = tuple(ReadRange(file, offset, n_bytes, 0) for file, offset, n_bytes in ranges)
         return SlabRead(self._lease(key), *key, found)
 

@@ -176,7 +176,9 @@ def build_core(setup: Setup) -> Core:
 def _in_page_cache(setup: Setup) -> PageCacheResidency:
     slabs, config = setup.spec.slabs, setup.config
     class_of_layer = {layer.layer: 0 for layer in slabs.layers}
-    geometry = PoolGeometry([], [], class_of_layer, slabs.n_experts, ranges_of(slabs), ALIGNMENT)
+    geometry = PoolGeometry(
+        [], [], class_of_layer, slabs.n_experts, ranges_of(slabs), ALIGNMENT, slabs.is_packed
+    )
     return PageCacheResidency(
         geometry,
         file_starts([file.size_bytes for file in setup.files]),

@@ -22,9 +22,8 @@ from io_worker.read_queue import ReadQueue
 from io_worker.reader import ModelFile, ModelFileError, close_files, open_files
 from io_worker.slab_reader import SlabReader
 from io_worker.slabs import LayerSlabs, SlabTable, slab_table
-from shm.messages import ReadFailed, ReadRange, SlabRead, SlotLease
+from shm.messages import ReadFailed, SlabRead, SlotLease
 from shm.pool import (
-    ALIGNMENT,
     PoolLayout,
     PoolMapping,
     SlotClass,
@@ -102,10 +101,7 @@ def burst(
     reads = []
     for slot in range(size):
         layer, expert = next(experts)
-        ranges = tuple(
-            ReadRange(part.file, part.offset, part.n_bytes, window + part.offset % ALIGNMENT)
-            for part, window in zip(layer.ranges(expert), pool.windows[slot], strict=True)
-        )
+        ranges = layer.reads_into(expert, pool.windows[slot])
         reads.append(SlabRead(SlotLease(slot, 1), layer.layer, expert, ranges))
     queue.submit(reads)
     n_done = 0
