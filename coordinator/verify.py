@@ -8,7 +8,9 @@ of the same model, or a JSON file that `--write-manifest` wrote:
 in the order of `model_units`. A manifest of another model is refused by its fingerprint.
 """
 
+import errno
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,8 @@ def run_verify(command: VerifyCommand) -> int:
     model = open_model(command.model)
     units = units_of(model, resolve(model).slabs)
     expected = _expected(command, model, len(units))
+    if command.write_manifest is not None and os.path.lexists(command.write_manifest):
+        raise _cannot_write(command.write_manifest, os.strerror(errno.EEXIST))
     files = open_files(model.paths)
     found: list[int] = []
     try:
@@ -133,6 +137,8 @@ def _write_manifest(path: Path, fingerprint: str, checksums: Sequence[int]) -> N
         with path.open("x", encoding="ascii") as file:
             json.dump(content, file)
     except OSError as error:
-        raise ConfigError(
-            f"--write-manifest: {path}: cannot be written: {error.strerror}; give a new file"
-        ) from error
+        raise _cannot_write(path, error.strerror or str(error)) from error
+
+
+def _cannot_write(path: Path, reason: str) -> ConfigError:
+    return ConfigError(f"--write-manifest: {path}: cannot be written: {reason}; give a new file")
