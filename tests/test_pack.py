@@ -164,10 +164,12 @@ def test_nothing_is_written_over(model: Path, tmp_path: Path) -> None:
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert "expected a new file" in done.stderr
     part = tmp_path / "p.gguf.part"
-    for make in (lambda: part.write_text("mine"), lambda: (part.unlink(), part.symlink_to(note))):
-        make()
+    part.write_text("mine")
+    for _ in ("a file", "a link to one"):
         done = run_program("pack", str(model), str(tmp_path / "p.gguf"))
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        part.unlink()
+        part.symlink_to(note)
     assert note.read_text() == "mine"
     assert model.read_bytes() == before
 

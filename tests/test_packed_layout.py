@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
@@ -23,7 +24,9 @@ from io_worker.slab_reader import SlabReader
 from shm.messages import SlabsReady
 from shm.pool import ALIGNMENT, PoolLayout, PoolMapping, align_up, create_pool
 
-MODELS = {  # parts of slabs that fill pages and such that do not, of one type and of several
+MODELS: dict[
+    str, dict[str, Any]
+] = {  # parts of slabs that fill pages and such that do not, of one type and of several
     "one type": {"n_layers": 2},
     "two slab sizes": {"n_layers": 4, "quantisation": "Q4_K_M", "n_active": 3},
     "types by role": {"n_layers": 1, "expert_types": (("Q4_K", "MXFP4", "Q5_0"),), "width": 256},
