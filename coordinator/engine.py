@@ -51,6 +51,7 @@ from shm.messages import (
     Ready,
     Release,
     SlabsReady,
+    SlotsLost,
     StepDone,
 )
 
@@ -173,7 +174,7 @@ class Engine:
     def _take(self, child: Child, message: Any) -> None:
         self.totals.received(child.name, message, time.monotonic_ns())
         match message:
-            case Need() | Release() | StepDone() if child.name == COMPUTE:
+            case Need() | Release() | SlotsLost() | StepDone() if child.name == COMPUTE:
                 self._from_compute(message)
             case SlabsReady() | ReadFailed():
                 self._handle(FromReader(child.name, message))
@@ -189,6 +190,9 @@ class Engine:
         self._handle(FromCompute(message))
         if isinstance(message, StepDone):
             self._listener.on_step(message)
+        elif isinstance(message, SlotsLost):
+            slots = ",".join(str(lease.slot) for lease in message.lost)
+            self._listener.on_event(f"event=slots_lost layer={message.layer} slots={slots}")
 
     def _ready(self, child: Child, detail: str) -> None:
         child.is_ready = True

@@ -142,6 +142,7 @@ class ExpertCounters:
     evictions: int = 0
     reads: int = 0
     reads_failed: int = 0
+    slots_lost: int = 0  # found written over, and read again
     stale_answers: int = 0
     bytes_read: int = 0
     bytes_over_read: int = 0

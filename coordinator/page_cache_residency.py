@@ -31,6 +31,7 @@ from shm.messages import (
     SlabRead,
     SlabsReady,
     SlotLease,
+    SlotsLost,
 )
 
 
@@ -112,6 +113,10 @@ class PageCacheResidency:
     def handle_release(self, released: tuple[SlotLease, ...]) -> list[Action]:
         """See `Residency`: nobody waits for anything."""
         return []
+
+    def handle_lost(self, lost: SlotsLost) -> list[Action]:
+        """See `Residency`: there are no slots to lose."""
+        raise AssertionError(f"no slot can be lost: {lost}")
 
     def _grant_at_once(self, layer: int, experts: set[int]) -> Grant:
         """The whole layer for good: no message is needed after it."""

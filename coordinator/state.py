@@ -15,7 +15,7 @@ from coordinator.actions import Action, RequestsFailed
 from coordinator.page_cache_residency import PageCacheResidency
 from coordinator.requests import Requests
 from coordinator.residency import Residency
-from shm.messages import Need, ReadFailed, Release, SlabsReady, StepDone, Submit
+from shm.messages import Need, ReadFailed, Release, SlabsReady, SlotsLost, StepDone, Submit
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +149,8 @@ class Core:
                 if self._on_need is not None:
                     self._on_need(message)
                 return self.residency.handle_need(message)
+            case SlotsLost():
+                return self._after_failures(self.residency.handle_lost(message))
             case Release(released):
                 return self.residency.handle_release(released)
             case StepDone():

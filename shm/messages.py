@@ -191,6 +191,16 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotsLost:
+    """X -> C: these slots do not hold what their grant says: something wrote over their headers, so
+    nothing in them can be trusted. They are read again; those that the layer needs are granted
+    anew, each by a `Grant`. A standing grant with one of them is void."""
+
+    layer: int
+    lost: tuple[SlotLease, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ReadRange:
     """``n_bytes`` from ``file_offset`` of file ``file`` to ``pool_offset`` of the pool."""
 
@@ -318,8 +328,8 @@ class Stop:
 
 MESSAGES: tuple[type, ...] = (
     Hello, Welcome, Ready, Progress, Submit, Step, Need, Grant, Revoke, Abort, Release,
-    ReadSlabs, SlotsPunched, SlabsReady, ReadFailed, StepDone, Finished, Cancel, Heartbeat, Failed,
-    Stop,
+    SlotsLost, ReadSlabs, SlotsPunched, SlabsReady, ReadFailed, StepDone, Finished, Cancel,
+    Heartbeat, Failed, Stop,
 )  # fmt: skip
 _DECODERS: dict[str, Callable[[Any], Any]] = {cls.__name__: decoder_for(cls) for cls in MESSAGES}
 
