@@ -41,6 +41,10 @@ def combined(config: Config, given: frozenset[str], cores: Sequence[int]) -> Con
             "--queue-depth: expected I/O workers, found none; without them use --io-threads "
             "to have several reads in flight, or drop --queue-depth"
         )
+    if config.single_process and config.metrics_port is not None:
+        raise ConfigError(
+            "--metrics-port: expected processes to watch, found --single-process; drop one of them"
+        )
     _check_memory(config)
     _check_counts(config, given)
     return _with_cores(_with_reader(config, given), given, cores)

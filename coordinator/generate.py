@@ -88,10 +88,6 @@ class Answer:
 
 def generate(config: Config, running: Running) -> int:
     """Run the main job; returns the exit code. Raises what `prepared` and the engine raise."""
-    if config.single_process and config.metrics_port is not None:
-        raise ConfigError(
-            "--metrics-port: expected processes to watch, found --single-process; drop one of them"
-        )
     with Terminal(quiet=config.json) as terminal, Signals() as signals:
         prompt = prompt_text(config, sys.stdin.buffer)
         has_prompt = prompt is not None or config.prompt_tokens is not None
@@ -222,7 +218,11 @@ def _record(runner: Runner, answer: Answer) -> dict[str, Any]:
         "stop_reason": ended.reason,
         **({"error": ended.error} if ended.error else {}),
         **record(answer.tally, runner.core.residency, setup, runner.peak_bytes, runner.disk_use()),
-        "settings": {**settings_of(setup.config), "reads_in_flight": setup.reads_in_flight},
+        "settings": {
+            **settings_of(setup.config),
+            **runner.found_settings,
+            "reads_in_flight": setup.reads_in_flight,
+        },
     }
 
 

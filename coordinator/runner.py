@@ -46,6 +46,7 @@ class Runner(Protocol):
     setup: Setup
     terminal: Terminal
     signals: Signals
+    found_settings: dict[str, str]  # what only the compute process can resolve, by flag
 
     @property
     def core(self) -> Core:
@@ -80,6 +81,7 @@ class ProcessRunner:
         self.signals = signals
         self.engine: Engine | None = None
         self._listener: RequestListener | None = None
+        self.found_settings: dict[str, str] = {}
 
     @property
     def core(self) -> Core:
@@ -108,6 +110,8 @@ class ProcessRunner:
         for child in engine.children:
             if "kernels" in child.detail:
                 self.terminal.line(f"kernels: {child.detail['kernels']}")
+            found = child.detail.get("settings")
+            self.found_settings |= found if isinstance(found, dict) else {}
             for text in child.warnings:
                 self.terminal.warning(f"{child.name}: {text}")
         if self.setup.plan.everything_fits:
