@@ -1,5 +1,6 @@
 """Packed files: what they hold, that other tools can read them, and what is refused."""
 
+import random
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -249,3 +250,22 @@ def test_a_damaged_header_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ModelFormatError, match=expected) as caught:
         resolve(open_model(path))
     assert str(caught.value).isprintable()
+
+
+def test_a_flipped_bit_anywhere_in_the_header_is_refused(tmp_path: Path) -> None:
+    """But in the checksums of tensors and slabs: those are compared by `verify`."""
+    data = packed_bytes(tmp_path)
+    stop = data.rindex(b"blk.1.ffn_down.7.weight") + len("blk.1.ffn_down.7.weight") + 32
+    n_checksums = int.from_bytes(data[CHECKSUMS_AT - 8 : CHECKSUMS_AT], "little")
+    array = range(CHECKSUMS_AT + 8, CHECKSUMS_AT + 8 * n_checksums)
+    rng = random.Random(1)
+    path = tmp_path / "flipped.gguf"
+    for _ in range(200):
+        at = rng.randrange(stop)
+        path.write_bytes(changed(data, at, bytes([data[at] ^ 1 << rng.randrange(8)])))
+        if at in array:
+            resolve(open_model(path))
+            continue
+        with pytest.raises(ModelFormatError) as caught:
+            resolve(open_model(path))
+        assert str(caught.value).isprintable()
