@@ -13,9 +13,10 @@ from typing import Any
 
 import zmq
 
-from compute_worker.assemble import Assembled, LockRefused, assemble
+from compute_worker.assemble import Assembled, assemble
 from compute_worker.kernels import KernelError
 from compute_worker.link import Stopping
+from compute_worker.locked import LockRefused
 from compute_worker.settings import ComputeSettings, decode_settings
 from io_worker.gguf_header import ModelFormatError
 from io_worker.read_queue import ReadQueue, ThreadsError
@@ -211,7 +212,7 @@ def ready_detail(birth: Birth, assembled: Assembled) -> str:
             "cores": birth.cores,
             "warnings": [*birth.warnings, *assembled.warnings],
             "dense_bytes": assembled.dense_bytes,
-            "locked_bytes": assembled.locked_bytes,
+            "settings": assembled.settings,
         }
     )
 

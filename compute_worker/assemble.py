@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from compute_worker.engine import Engine
 from compute_worker.feed import ExpertFeed
 from compute_worker.guess import RouterGuess
@@ -15,18 +17,15 @@ from compute_worker.kernel_choice import select
 from compute_worker.kernels import Kernels
 from compute_worker.kv import KvCache
 from compute_worker.link import Link
-from compute_worker.matrix import Bytes, Floats
+from compute_worker.locked import LockOutcome, lock_as_wanted
+from compute_worker.matrix import Floats
 from compute_worker.regions import Regions
 from compute_worker.settings import ComputeSettings
-from compute_worker.weights import LockOutcome, load_weights, lock_memory, map_weights
+from compute_worker.weights import load_weights, map_weights
 from shm.mapped_files import MappedFiles
 from shm.pool import PoolMapping
 
 TellProgress = Callable[[str, int, int], None]  # phase, done, total
-
-
-class LockRefused(Exception):
-    """``--mlock require`` and the system does not let us; the text has the figures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +36,13 @@ class Assembled:
     feed: ExpertFeed
     kernels: Kernels
     dense_bytes: int
-    locked_bytes: int
+    lock: LockOutcome
     warnings: tuple[str, ...]
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What became of settings that are found out here, by flag."""
+        return {"kernels": self.kernels.name.partition(" ")[0], "mlock": self.lock.setting}
 
 
 def assemble(
@@ -57,7 +61,8 @@ def assemble(
         weights = map_weights(spec, files, mapped)
     else:
         weights = load_weights(spec, files, lambda done, total: tell("dense", done, total))
-    lock = _lock(weights.arena, settings.mlock)
+    pools = () if pool is None else (np.frombuffer(pool.view, np.uint8),)
+    lock = lock_as_wanted(settings.mlock, (weights.arena, *pools))
     kv = KvCache(
         spec.n_layers, spec.n_kv_heads, spec.head_width, settings.n_kv_blocks, settings.kv_kind
     )
@@ -68,20 +73,11 @@ def assemble(
     on_kept = None if keep_fd is None else lambda kept: _write_kept(keep_fd, kept)
     engine = Engine(weights, kernels, kv, feed, link, on_kept)
     warnings = (lock.refusal,) if lock.refusal else ()
-    return Assembled(engine, feed, kernels, weights.arena.nbytes, lock.locked_bytes, warnings)
+    return Assembled(engine, feed, kernels, weights.arena.nbytes, lock, warnings)
 
 
 def _no_guess(layer: int, x: Floats) -> tuple[int, ...]:
     return ()
-
-
-def _lock(arena: Bytes, wanted: str) -> LockOutcome:
-    if wanted == "off":
-        return LockOutcome(0, arena.nbytes, "")
-    outcome = lock_memory(arena)
-    if outcome.refusal and wanted == "require":
-        raise LockRefused(outcome.refusal)
-    return outcome
 
 
 def _write_kept(fd: int, kept: KeptPrompt) -> None:

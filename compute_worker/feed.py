@@ -19,7 +19,7 @@ from compute_worker.forward import group_by_expert
 from compute_worker.kernels import Kernels
 from compute_worker.link import Link
 from compute_worker.matrix import Addresses, ExpertShape, Floats, Integers
-from compute_worker.regions import Regions, SlotMismatch
+from compute_worker.regions import Regions
 from io_worker.slabs import LayerSlabs, SlabTable
 from shm.messages import (
     Abort,
@@ -34,10 +34,15 @@ from shm.messages import (
     Release,
     Revoke,
     SlotLease,
+    SlotsLost,
 )
 
 Now = Callable[[], int]
 Guess = Callable[[int, Floats], tuple[int, ...]]  # (layer, x) -> experts of the next layer
+
+
+class GrantMismatch(Exception):
+    """A grant is for another layer than the one that waits: a fault of ours."""
 
 
 class StepCancelled(Exception):
@@ -157,13 +162,13 @@ class ExpertFeed:
         timing = _Waits()
         while pairs:
             grant = self._next_grant(layer, sent_ns, timing)
-            mine = [location for location in grant.locations if location.expert in pairs]
-            addresses = self._addresses(layer, mine)
-            if grant.standing:
-                self._standing[layer] = self._addresses(layer, grant.locations)  # (E, 3)
+            intact = self._intact(layer, grant)
+            mine = [location for location in intact if location.expert in pairs]
+            if grant.standing and len(intact) == len(grant.locations):
+                self._standing[layer] = self._addresses(intact)  # (E, 3)
             if mine:
                 wanted = [pairs.pop(location.expert) for location in mine]
-                self._compute(layer, addresses, wanted, x, out)
+                self._compute(layer, self._addresses(mine), wanted, x, out)
             if not grant.standing:
                 self.released += [location.lease for location in mine]
             if grant.n_waiting and self.released:  # somebody waits for these slots: do not delay
@@ -189,12 +194,20 @@ class ExpertFeed:
                 timing.waits.append((since_ns, self._now()))
                 timing.reads.extend(message.reads)
                 if message.layer != layer:
-                    raise SlotMismatch(f"grant for layer {message.layer}, expected {layer}")
+                    raise GrantMismatch(f"grant for layer {message.layer}, expected {layer}")
                 return message
             self.note(message)
 
-    def _addresses(self, layer: int, locations: Sequence[Location]) -> Addresses:
-        found = [self._regions.addresses(layer, location) for location in locations]
+    def _intact(self, layer: int, grant: Grant) -> list[Location]:
+        """What was granted and is there; the rest is told, and comes again."""
+        intact = [each for each in grant.locations if self._regions.is_intact(layer, each)]
+        if len(intact) < len(grant.locations):
+            lost = tuple([each.lease for each in grant.locations if each not in intact])
+            self._link.send(SlotsLost(layer, lost))
+        return intact
+
+    def _addresses(self, locations: Sequence[Location]) -> Addresses:
+        found = [self._regions.addresses(location) for location in locations]
         return np.array(found, np.uint64)
 
     def _compute(

@@ -1,7 +1,8 @@
 """Where granted experts lie: a region and three offsets become addresses for the kernels.
 
 Region 0 is the pool, 1..n are the mapped model files (see `shm.mapped_files`). A pool location is
-checked against its slot's header: the grant is the signal, the header only tells a fault of ours.
+checked against its slot's header: the grant is the signal, the header only tells that something
+wrote where it must not.
 """
 
 import numpy as np
@@ -9,10 +10,6 @@ import numpy as np
 from shm.mapped_files import MappedFiles
 from shm.messages import Location
 from shm.pool import PoolMapping
-
-
-class SlotMismatch(Exception):
-    """A granted slot does not hold what the grant says: a fault of ours."""
 
 
 class Regions:
@@ -25,16 +22,16 @@ class Regions:
         file_addresses = [files.address + start for start in files.starts[:-1]] if files else []
         self._bases = (pool_address, *file_addresses)
 
-    def addresses(self, layer: int, location: Location) -> tuple[int, int, int]:
-        """Of gate, up and down of a layer's expert; raises `SlotMismatch`."""
+    def is_intact(self, layer: int, location: Location) -> bool:
+        """Whether the slot's header says that it holds this expert of the layer."""
+        if location.region != 0:
+            return True
+        assert self._pool is not None, location
         lease = location.lease
-        if location.region == 0 and not (
-            self._pool and self._pool.holds(lease.slot, lease.generation, layer, location.expert)
-        ):
-            raise SlotMismatch(
-                f"slot {lease.slot}: expected generation {lease.generation} with layer {layer}, "
-                f"expert {location.expert}; its header says something else"
-            )
+        return self._pool.holds(lease.slot, lease.generation, layer, location.expert)
+
+    def addresses(self, location: Location) -> tuple[int, int, int]:
+        """Of gate, up and down of an expert."""
         base = self._bases[location.region]
         return (base + location.gate, base + location.up, base + location.down)
 

@@ -10,11 +10,9 @@ Nothing of it stays in the page cache (see `tensor_reads`). This module knows no
 of tensors were resolved by `arch`.
 """
 
-import ctypes
 import errno
 import math
 import mmap
-import resource
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -227,32 +225,3 @@ def _anonymous(n_bytes: int) -> Bytes:
         if error.errno != errno.EINVAL:  # a kernel without transparent huge pages
             raise
     return np.frombuffer(memory, np.uint8)
-
-
-@dataclass(frozen=True, slots=True)
-class LockOutcome:
-    """`refusal` is empty where all is locked, else one line with the figure that is needed."""
-
-    locked_bytes: int
-    needed_bytes: int
-    refusal: str
-
-
-def lock_memory(memory: Bytes) -> LockOutcome:
-    """Keep these bytes in RAM (`mlock`). Locks everything or nothing; locked pages count against
-    the cgroup like others."""
-    n_bytes = memory.nbytes
-    libc = ctypes.CDLL(None, use_errno=True)
-    address = ctypes.c_void_p(memory.__array_interface__["data"][0])
-    if n_bytes == 0 or libc.mlock(address, ctypes.c_size_t(n_bytes)) == 0:
-        return LockOutcome(n_bytes, n_bytes, "")
-    number = ctypes.get_errno()
-    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    # EPERM: the limit is 0. ENOMEM: the limit is too small. EAGAIN: not all pages could be locked.
-    name = errno.errorcode.get(number, str(number))
-    libc.munlock(address, ctypes.c_size_t(n_bytes))
-    refusal = (
-        f"mlock: cannot lock {n_bytes} bytes ({name}): the limit is {limit} bytes, "
-        f"{max(0, n_bytes - limit)} too few; raise it with `ulimit -l` or LimitMEMLOCK="
-    )
-    return LockOutcome(0, n_bytes, refusal)

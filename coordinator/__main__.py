@@ -21,8 +21,10 @@ from coordinator.commands import (
     EvalCommand,
     HelpCommand,
     MapCommand,
+    PackCommand,
     PlanCommand,
     SynthCommand,
+    VerifyCommand,
 )
 from coordinator.completion import completion_script
 from coordinator.config import Config
@@ -32,6 +34,7 @@ from coordinator.flag_values import ConfigError
 from coordinator.generate import generate
 from coordinator.launch import ONE_THREAD
 from coordinator.model_map import show_map
+from coordinator.pack import run_pack
 from coordinator.plan import run_plan
 from coordinator.replay_report import show_replay
 from coordinator.runner import Running, running
@@ -43,6 +46,7 @@ from coordinator.tokenizer import TokenizerError
 from coordinator.topics import topic_text
 from coordinator.trace_commands import ReplayCommand, TraceCommand
 from coordinator.trace_report import show_trace
+from coordinator.verify import run_verify
 from io_worker.gguf_header import ModelFormatError
 from io_worker.reader import ModelFileError
 from shm.link import LinkError
@@ -111,6 +115,10 @@ def dispatch(command: Command, typed: Sequence[str]) -> int:
         case SynthCommand():
             run_synth(command)
             return 0
+        case PackCommand():
+            return run_pack(command)
+        case VerifyCommand():
+            return run_verify(command)
         case BenchCommand():
             return run_bench(command)
         case CappedCommand():

@@ -54,6 +54,10 @@ def combined(config: Config, given: frozenset[str], cores: Sequence[int]) -> Con
         raise ConfigError(
             "--session: expected processes, found --single-process, which keeps no texts; drop one"
         )
+    if config.single_process and config.metrics_port is not None:
+        raise ConfigError(
+            "--metrics-port: expected processes to watch, found --single-process; drop one of them"
+        )
     _check_memory(config)
     _check_counts(config, given)
     return _with_cores(_with_reader(config, given), given, cores)

@@ -128,6 +128,31 @@ class SynthCommand:
 
 
 @dataclass(frozen=True, slots=True)
+class PackCommand:
+    """`moe-coord pack`: the same model with every expert in one piece."""
+
+    model: Path = required("MODEL", PATH, ARGUMENTS, "GGUF file, or any part of a set")
+    out: Path = required(
+        "OUT", PATH, ARGUMENTS, "the file to write; an interrupted run is gone on with"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyCommand:
+    """`moe-coord verify`: compare a model with its checksums."""
+
+    model: Path = required("MODEL", PATH, ARGUMENTS, "plain or packed model")
+    manifest: Path | None = flag(
+        None, "--manifest", PATH, ARGUMENTS,
+        "where the checksums are: a packed file of the same model, or what --write-manifest wrote",
+        default_text="a packed model's own",
+    )  # fmt: skip
+    write_manifest: Path | None = flag(
+        None, "--write-manifest", PATH, ARGUMENTS, "write the checksums that were found to a file"
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class HelpCommand:
     """`moe-coord help`: one topic, or None for the list of them."""
 
@@ -147,6 +172,8 @@ Command = (
     | PlanCommand
     | EvalCommand
     | SynthCommand
+    | PackCommand
+    | VerifyCommand
     | BenchCommand
     | CappedCommand
     | CeilingCommand
@@ -163,6 +190,8 @@ COMMANDS: Mapping[str, tuple[str, type]] = {
     "eval": ("logits and chosen experts of given tokens, as an .npz file", EvalArguments),
     "calibrate": ("count which experts a text uses, for --hot-set", CalibrateArguments),
     "synth": ("write a model of a real one's shapes with random weights", SynthCommand),
+    "pack": ("write a model anew with every expert in one piece, one read each", PackCommand),
+    "verify": ("compare every tensor and expert of a model with its checksum", VerifyCommand),
     "bench": ("compare settings, and other programs, in paired blocks", BenchCommand),
     "capped": ("run any command under a memory cap and a disk rate", CappedCommand),
     "ceiling": ("measure what disk and arithmetic allow, each alone", CeilingCommand),

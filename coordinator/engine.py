@@ -52,6 +52,7 @@ from shm.messages import (
     Ready,
     Release,
     SlabsReady,
+    SlotsLost,
     StepDone,
 )
 
@@ -134,11 +135,6 @@ class Engine:
         """End a request from outside."""
         self.handle(request)
 
-    def tell_front(self, message: Any) -> None:
-        """Send to the front's process; if it is not up, to nobody."""
-        if self.is_up(HTTP):
-            self.send(HTTP, message)
-
     def preload(self) -> None:
         """Read every expert, in layer order, before the first step."""
         residency = self.core.residency
@@ -179,7 +175,7 @@ class Engine:
     def _take(self, child: Child, message: Any) -> None:
         self.totals.received(child.name, message, time.monotonic_ns())
         match message:
-            case Need() | Release() | StepDone() if child.name == COMPUTE:
+            case Need() | Release() | SlotsLost() | StepDone() if child.name == COMPUTE:
                 self._from_compute(message)
             case SlabsReady() | ReadFailed():
                 self.handle(FromReader(child.name, message))
@@ -199,6 +195,9 @@ class Engine:
         self.handle(FromCompute(message))
         if isinstance(message, StepDone):
             self._listener.on_step(message)
+        elif isinstance(message, SlotsLost):
+            slots = ",".join(str(lease.slot) for lease in message.lost)
+            self._listener.on_event(f"event=slots_lost layer={message.layer} slots={slots}")
 
     def _ready(self, child: Child, detail: str) -> None:
         child.is_ready = True

@@ -90,10 +90,6 @@ def generate(config: Config, running: Running) -> int:
             "--single-process: expected a prompt (-p, -f, --tokens), found none: the service has "
             "processes; give a prompt, or drop --single-process"
         )
-    if config.single_process and config.metrics_port is not None:
-        raise ConfigError(
-            "--metrics-port: expected processes to watch, found --single-process; drop one of them"
-        )
     with Terminal(quiet=config.json) as terminal, Signals() as signals:
         prompt = prompt_text(config, sys.stdin.buffer)
         with prepared(config, read_machine(), only_sequence(config, prompt)) as setup:
@@ -217,7 +213,11 @@ def _record(runner: Runner, answer: Answer) -> dict[str, Any]:
         "stop_reason": ended.reason,
         **({"error": ended.error} if ended.error else {}),
         **record(answer.tally, runner.core.residency, setup, runner.peak_bytes, runner.disk_use()),
-        "settings": {**settings_of(setup.config), "reads_in_flight": setup.reads_in_flight},
+        "settings": {
+            **settings_of(setup.config),
+            **runner.found_settings,
+            "reads_in_flight": setup.reads_in_flight,
+        },
     }
 
 

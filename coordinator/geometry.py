@@ -20,8 +20,9 @@ class PoolGeometry:
     class_of_slots: list[int]
     class_of_layer: dict[int, int]
     n_experts: int
-    ranges_of: RangesOf  # three (file, offset, bytes)
+    ranges_of: RangesOf  # gate, up and down: three (file, offset, bytes)
     alignment: int
+    is_packed: bool = False  # the three lie together, page by page: one read brings them
 
     @property
     def slots_of_class(self) -> tuple[int, ...]:
@@ -71,7 +72,7 @@ class PoolGeometry:
         assert slot.key is not None
         layer, expert = slot.key
         starts = self._starts(slot, layer, expert)
-        ranges = zip(self.ranges_of(layer, expert), starts, strict=True)
+        ranges = zip(self.reads_of(layer, expert), starts, strict=not self.is_packed)
         return SlabRead(
             slot.lease,
             layer,
@@ -81,9 +82,22 @@ class PoolGeometry:
             ),
         )
 
+    def reads_of(self, layer: int, expert: int) -> tuple[tuple[int, int, int], ...]:
+        """What a reader reads: the three ranges, or the one from the first byte to the last."""
+        ranges = self.ranges_of(layer, expert)
+        if not self.is_packed:
+            return ranges
+        (file, start, _), (_, last, n_bytes) = ranges[0], ranges[-1]
+        return ((file, start, last + n_bytes - start),)
+
     def _starts(self, slot: Slot, layer: int, expert: int) -> tuple[int, int, int]:
-        """Pool offset of the first byte of gate, up and down: window + file offset % alignment."""
+        """Pool offset of the first byte of gate, up and down: window + file offset % alignment; as
+        far behind the slot's start as in the file where they come in one piece."""
         windows = self.windows_of_slots[slot.number]
+        if self.is_packed:
+            offsets = [offset for _, offset, _ in self.ranges_of(layer, expert)]
+            gate, up, down = (windows[0] + offset - offsets[0] for offset in offsets)
+            return gate, up, down
         gate, up, down = (
             window + offset % self.alignment
             for window, (_, offset, _) in zip(windows, self.ranges_of(layer, expert), strict=True)
@@ -103,6 +117,7 @@ def pool_geometry(
         n_experts=slabs.n_experts,
         ranges_of=ranges_of(slabs),
         alignment=ALIGNMENT,
+        is_packed=slabs.is_packed,
     )
 
 
@@ -127,6 +142,7 @@ class ExpertCounters:
     evictions: int = 0
     reads: int = 0
     reads_failed: int = 0
+    slots_lost: int = 0  # found written over, and read again
     stale_answers: int = 0
     bytes_read: int = 0
     bytes_over_read: int = 0

@@ -29,12 +29,13 @@ class Grants:
 
     def first(self, layer: int, hits: list[Slot], n_waiting: int) -> Grant:
         """The answer to a `Need`: its hits, or the whole layer if it stands from now on."""
-        if layer in self._may_stand and layer not in self._standing:
+        if layer in self._may_stand:
             whole = [self._slots.find((layer, e)) for e in range(self._geometry.n_experts)]
             ready = [slot for slot in whole if slot and slot.state is SlotState.READY]
             if len(ready) == self._geometry.n_experts:
                 self._standing.add(layer)
                 return Grant(layer, self._locations_of(ready), (), 0, True)
+        self._standing.discard(layer)  # it stood, but compute could not keep that: a slot was lost
         return Grant(layer, self._locations_of(hits), (), n_waiting, False)
 
     def of_read(self, layer: int, slot: Slot, span: ReadSpan, n_waiting: int) -> Grant:

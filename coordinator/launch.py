@@ -24,6 +24,7 @@ from typing import Any
 
 import zmq
 
+from coordinator.budget import ResourceError
 from shm.birth import SIGNALS_OF_THE_PARENT, ChildArguments, encode_arguments
 from shm.link import endpoint_in, make_socket_directory, pair_socket, remove_socket_directory
 from shm.messages import decode
@@ -117,7 +118,7 @@ class Child:
 
 
 def start_child(context: Context, spec: ChildSpec, now_ns: int) -> Child:
-    """Start one child; raises `LinkError` or `OSError` (EAGAIN: a process limit)."""
+    """Start one child; raises `LinkError`, `OSError`, `ResourceError`."""
     assert threading.current_thread() is threading.main_thread(), "children die with this thread"
     directory = make_socket_directory()
     token = secrets.token_hex(16)
@@ -147,9 +148,14 @@ def start_child(context: Context, spec: ChildSpec, now_ns: int) -> Child:
                 pass_fds=(*pool_fds, *spec.file_fds, *spec.other_fds),
                 env={**os.environ, **ONE_THREAD},
             )
-    except BaseException:
+    except BaseException as error:
         link.close()
         remove_socket_directory(directory)
+        if isinstance(error, BlockingIOError):  # others of this user came, or cannot be seen
+            raise ResourceError(
+                f"processes: expected to start {spec.name}, found the limit of processes reached "
+                "(`ulimit -u`, or pids.max of a cgroup); raise it"
+            ) from error
         raise
     pidfd = os.pidfd_open(process.pid)
     return Child(spec, process, pidfd, link, token, directory, now_ns)

@@ -31,6 +31,7 @@ from shm.messages import (
     SlabRead,
     SlabsReady,
     SlotLease,
+    SlotsLost,
 )
 
 
@@ -112,6 +113,10 @@ class PageCacheResidency:
     def handle_release(self, released: tuple[SlotLease, ...]) -> list[Action]:
         """See `Residency`: nobody waits for anything."""
         return []
+
+    def handle_lost(self, lost: SlotsLost) -> list[Action]:
+        """See `Residency`: there are no slots to lose."""
+        raise AssertionError(f"no slot can be lost: {lost}")
 
     def _grant_at_once(self, layer: int, experts: set[int]) -> Grant:
         """The whole layer for good: no message is needed after it."""
@@ -233,7 +238,7 @@ class PageCacheResidency:
         return Location(key[1], self._lease(key), 1 + first, gate, up, down)
 
     def _read_of(self, key: Key) -> SlabRead:
-        ranges = self.geometry.ranges_of(*key)
+        ranges = self.geometry.reads_of(*key)
         found = tuple(ReadRange(file, offset, n_bytes, 0) for file, offset, n_bytes in ranges)
         return SlabRead(self._lease(key), *key, found)
 

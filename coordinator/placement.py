@@ -6,7 +6,7 @@ an expert that will follow another into its slot counts as resident from the mom
 """
 
 from collections import deque
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 
 from coordinator.geometry import PoolGeometry
 from coordinator.policies import Key, Policy
@@ -66,6 +66,15 @@ class Placement:
             self.slots.condemn(slot)
         self.slots.lease_again(slot)
         return slot
+
+    def fill_free(self, keys: Iterable[Key], now: int) -> list[Slot]:
+        """Lease a free slot for each of these that is nowhere, as far as free slots go."""
+        leased = []
+        for key in keys:
+            slot = self.slots.take_free(self._class_of_layer[key[0]])
+            if slot is not None and self.slots.find(key) is None:
+                leased.append(self.lease(slot, key, now))
+        return leased
 
     def follow(self, layer: int, waiting: list[int], holders: list[Slot], now: int) -> Queues:
         """Decide which expert of the layer each one without a slot will follow into its slot."""

@@ -25,6 +25,7 @@ from coordinator.forecast import (
 )
 from coordinator.machine import Machine, read_machine
 from coordinator.memory_request import OnlySequence
+from coordinator.packing_gain import PACK, PackingGain, packing_gain
 from coordinator.plan_advice import advice
 from coordinator.probes import Record, compute_record, disk_record, measured_of
 from coordinator.resolve import memory_plan, spare_bytes
@@ -56,6 +57,7 @@ class Found:
     measured: Measured
     n_prompt: int
     row: Row
+    packing: PackingGain | None  # None: packed, or nothing is read while it runs
     sweep: tuple[Row, ...]
     advice: tuple[str, ...]
 
@@ -104,6 +106,12 @@ def _found(
         return Row(plan.budget_bytes, plan.pool_bytes, n_slots, forecasts)
 
     own = row(setup.plan)
+    packing = None
+    if "packed_burst_s" in disk and setup.config.has_pool and not setup.plan.everything_fits:
+        packed = measured_of(disk, compute, "packed_burst_s")
+        pool = Pool(own.n_slots, setup.plan.chunk_tokens, command.n_prompt)
+        after = {name: forecast(shape, packed, pool, each) for name, each in PROFILES.items()}
+        packing = packing_gain(measured, packed, shape.n_active, own.forecasts, after)
     available = machine.memory.n_bytes
     return Found(
         setup=setup,
@@ -114,8 +122,12 @@ def _found(
         measured=measured,
         n_prompt=command.n_prompt,
         row=own,
+        packing=packing,
         sweep=tuple(row(plan) for plan in _other_plans(command, machine, setup)),
-        advice=tuple(advice(setup.config, setup.plan, setup.spec, available, own.forecasts)),
+        advice=(
+            *advice(setup.config, setup.plan, setup.spec, available, own.forecasts),
+            *([PACK] if packing is not None and packing.is_worth_it else []),
+        ),
     )
 
 
@@ -177,6 +189,8 @@ def lines(found: Found) -> Iterator[str]:
             f"  --memory {format_size(other.budget_bytes)}: pool {format_size(other.pool_bytes)}, "
             f"{speeds} tokens/s"
         )
+    if found.packing is not None:
+        yield found.packing.describe()
     for text in found.advice:
         yield f"advice: {text}"
 
@@ -220,6 +234,7 @@ def as_json(found: Found) -> Record:
         "disk": found.disk,
         "compute": found.compute,
         "forecast": {name: dataclasses.asdict(each) for name, each in row.forecasts.items()},
+        "packing": None if found.packing is None else found.packing.as_json(),
         "start_s": round(start_seconds(found.shape, found.measured), 3),
         "prompt_tokens": found.n_prompt,
         "sweep": [

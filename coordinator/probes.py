@@ -43,6 +43,7 @@ def disk_record(setup: Setup, seconds: float, stop: StopSignals) -> Record:
         *("--depth", str(0 if inline else setup.reads_in_flight)),
         *("--reader", setup.reader.name if config.has_pool else "direct"),
         *("--seconds", str(seconds)),
+        "--packed-too",
     ]
     return json_of("io_worker.burst_speed", arguments, stop)
 
@@ -62,10 +63,10 @@ def compute_record(setup: Setup, room_bytes: int, seconds: float, stop: StopSign
     return json_of("compute_worker.step_speed", arguments, stop)
 
 
-def measured_of(disk: Record, compute: Record) -> Measured:
-    """The two records as a forecast takes them."""
+def measured_of(disk: Record, compute: Record, bursts: str = "burst_s") -> Measured:
+    """The two records as a forecast takes them, with one of the kinds of bursts."""
     return Measured(
-        burst_seconds={int(size): seconds for size, seconds in disk["burst_s"].items()},
+        burst_seconds={int(size): seconds for size, seconds in disk[bursts].items()},
         decode=ComputeTimes(1, compute["decode"]["dense_s"], compute["decode"]["expert_s"]),
         prompt=ComputeTimes(
             compute["prompt_tokens"], compute["prompt"]["dense_s"], compute["prompt"]["expert_s"]

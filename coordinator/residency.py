@@ -22,19 +22,12 @@ from coordinator.placement import Placement
 from coordinator.policies import Key, Policy
 from coordinator.prefetch import Prefetch
 from coordinator.reads import ReadDispatch
+from coordinator.repair import given_up, read_again
 from coordinator.resizing import Resizing
 from coordinator.seating import seat, seat_rest
 from coordinator.served_layer import Arrival, ServedLayer
 from coordinator.slots import Slot, SlotState
-from shm.messages import (
-    Abort,
-    ExpertUse,
-    Need,
-    ReadFailed,
-    ReadSpan,
-    SlabsReady,
-    SlotLease,
-)
+from shm.messages import Abort, ExpertUse, Need, ReadFailed, SlabsReady, SlotLease, SlotsLost
 
 Uses = list[ExpertUse]
 MAX_GUESSES_READ_AT_ONCE = 2  # a demand read may have to wait for these
@@ -189,6 +182,13 @@ class Residency:
             self.slots.pin(slot)
             self._reads.push([self.geometry.read_of(slot)])
 
+    def handle_lost(self, lost: SlotsLost) -> list[Action]:
+        """Something wrote over slots: they are filled again with what they should hold."""
+        again = read_again(lost, self.slots, self._layer)
+        self._reads.push_front([self.geometry.read_of(slot) for slot in again])
+        self.counters.slots_lost += len(again)
+        return self._reads.dispatch() + given_up(self._layer)
+
     # Answers of the readers
 
     def handle_ready(self, name: str, ready: SlabsReady) -> list[Action]:
@@ -202,7 +202,7 @@ class Residency:
         layer = self._layer
         actions: list[Action] = []
         if layer and slot.key is not None and layer.need.layer == slot.key[0]:
-            arrived = layer.arrived(slot, ReadSpan(ready.start_ns, ready.stop_ns))
+            arrived = layer.arrived(slot, ready)
             actions = self._granted(layer, arrived)
         self._hand_over(slot)
         return actions + self._reads.dispatch() + self._read_guesses()
@@ -282,12 +282,8 @@ class Residency:
 
     def preload(self, keys: Sequence[Key]) -> list[Action]:
         """Read these into free slots before the first step, as far as free slots go."""
-        for key in keys:
-            slot = self.slots.take_free(self.geometry.class_of_layer[key[0]])
-            if slot is None or self.slots.find(key) is not None:
-                continue
-            self._placement.lease(slot, key, self.n_needs)
-            self._reads.push([self.geometry.read_of(slot)])
+        leased = self._placement.fill_free(keys, self.n_needs)
+        self._reads.push(self.geometry.read_of(slot) for slot in leased)
         return self._reads.dispatch()
 
     def check(self) -> None:

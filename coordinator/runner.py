@@ -45,6 +45,7 @@ class Runner(Protocol):
     setup: Setup
     terminal: Terminal
     signals: Signals
+    found_settings: dict[str, str]  # what only the compute process can resolve, by flag
 
     @property
     def core(self) -> Core:
@@ -73,6 +74,7 @@ class ProcessRunner:
         self.signals = signals
         self.engine: Engine | None = None
         self._listener: RequestListener | None = None
+        self.found_settings: dict[str, str] = {}
 
     @property
     def core(self) -> Core:
@@ -135,13 +137,21 @@ class ProcessRunner:
         self.terminal.line(line)
 
 
-def wait_ready(engine: Engine, setup: Setup, terminal: Terminal, signals: Signals) -> None:
-    """Until all processes are up and, where everything fits, all experts are read; or a signal."""
+def wait_ready(
+    engine: Engine, setup: Setup, terminal: Terminal, signals: Signals
+) -> dict[str, str]:
+    """Until all processes are up and, where everything fits, all experts are read; or a signal.
+
+    Returns what only the compute process can resolve of the settings, by flag.
+    """
+    settings: dict[str, str] = {}
     while not engine.is_ready and signals.received is None:
         engine.run_once()
     for child in engine.children:
         if "kernels" in child.detail:
             terminal.line(f"kernels: {child.detail['kernels']}")
+        found = child.detail.get("settings")
+        settings |= found if isinstance(found, dict) else {}
         for text in child.warnings:
             terminal.warning(f"{child.name}: {text}")
     if setup.plan.everything_fits:
@@ -151,6 +161,7 @@ def wait_ready(engine: Engine, setup: Setup, terminal: Terminal, signals: Signal
             terminal.progress("experts", n_all - engine.n_loading, n_all)
             engine.run_once(PROGRESS_SECONDS)
     terminal.end_progress()
+    return settings
 
 
 @contextlib.contextmanager
@@ -174,7 +185,7 @@ def running(
             pages = Exposition(run_view(runner.engine, setup))
             stack.enter_context(serving(listener, pages))
             terminal.line(f"metrics: http://{HOST}:{port}/metrics")
-        wait_ready(runner.engine, setup, terminal, signals)
+        runner.found_settings = wait_ready(runner.engine, setup, terminal, signals)
         if session is not None:
             restore(session, runner.engine, setup, terminal)
         yield runner

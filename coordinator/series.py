@@ -108,6 +108,11 @@ SERIES: tuple[Series, ...] = (
         (), one(lambda s: s.run.core.residency.counters.evictions),
     ),
     Series(
+        "slots_lost", "counter", "coordinator",
+        "Slots of the pool that something wrote over; they were read again.",
+        (), one(lambda s: s.run.core.residency.counters.slots_lost),
+    ),
+    Series(
         "prefetch_issued", "counter", "coordinator",
         "Experts that were read ahead on a guess; 0 while prefetch is off.",
         (), one(lambda s: s.run.core.residency.prefetch.counters.issued),

@@ -1,10 +1,11 @@
 """The layer whose `Need` is being served: what it still waits for. Plain bookkeeping."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from coordinator.placement import Queues
 from coordinator.slots import Slot
-from shm.messages import ExpertUse, Need, ReadSpan
+from shm.messages import ExpertUse, Need, ReadSpan, SlabsReady
 
 Arrival = tuple[Slot, ReadSpan]  # a slab that was read, and when
 
@@ -21,6 +22,7 @@ class ServedLayer:
     held: list[Arrival] = field(default_factory=list)  # read, waiting for the rest
     takes_over: Queues = field(default_factory=dict)
     n_waiting: int = 0  # experts in `takes_over`
+    times_lost: Counter[int] = field(default_factory=Counter)  # by expert, of granted slots
 
     @property
     def is_prompt(self) -> bool:
@@ -31,10 +33,14 @@ class ServedLayer:
         """Those that recent tokens use most come last: they stay longest."""
         return sorted(self.need.experts, key=lambda use: (use.n_recent_tokens, use.expert))
 
-    def arrived(self, slot: Slot, span: ReadSpan) -> list[Arrival]:
+    def needs(self, expert: int) -> bool:
+        """Whether the layer asked for it."""
+        return any(use.expert == expert for use in self.need.experts)
+
+    def arrived(self, slot: Slot, ready: SlabsReady) -> list[Arrival]:
         """A slab of this layer is there; returns what may be granted because of it."""
         assert slot.key is not None
-        expert = slot.key[1]
+        expert, span = slot.key[1], ReadSpan(ready.start_ns, ready.stop_ns)
         if expert in self.missing:
             self.missing.remove(expert)
             self.held.append((slot, span))

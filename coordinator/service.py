@@ -141,13 +141,18 @@ class Service:
         if self._rates.is_due(now_ns):
             self._rates.note(self._noted(now_ns))
 
+    def _tell(self, message: Any) -> None:
+        """Say something to the HTTP process; if it is not up, to nobody."""
+        if self._engine.is_up(HTTP):
+            self._engine.send(HTTP, message)
+
     # State
 
     def _tell_state(self) -> None:
         state = self._state_now()
         if state != self._state:
             self._state = state
-            self._engine.tell_front(ServiceState(*state))
+            self._tell(ServiceState(*state))
             self._terminal.line(f"event=state state={state[0]} can_answer={state[1]}")
 
     def _state_now(self) -> tuple[str, bool]:
@@ -187,7 +192,7 @@ class Service:
 
     def started(self) -> None:
         """See `Front`."""
-        self._engine.tell_front(ServiceState(*self._state))
+        self._tell(ServiceState(*self._state))
 
     def died(self) -> None:
         """See `Front`. Nobody listens to its requests any more."""
@@ -212,7 +217,7 @@ class Service:
                 text = report.snapshot(
                     time.monotonic_ns(), self._state[0], self._rates, self._answers
                 )
-                self._engine.tell_front(StatusSnapshot(text))
+                self._tell(StatusSnapshot(text))
 
     def _generate(self, wanted: Generate) -> None:
         self._n_requests += 1
@@ -235,7 +240,7 @@ class Service:
             if request is None or request.phase is Phase.QUEUED:
                 return
             answer.begin(time.monotonic_ns(), self._expert_totals(), request.n_cached)
-            self._engine.tell_front(Began(answer.number, request.n_cached))
+            self._tell(Began(answer.number, request.n_cached))
 
     # What the engine says
 
@@ -247,7 +252,7 @@ class Service:
             if answer is not None:
                 answer.add_token(now_ns)
                 drawn.append(Sampled(answer.number, token.token, token.logprob, token.top))
-        self._engine.tell_front(Drawn(tuple(drawn)))
+        self._tell(Drawn(tuple(drawn)))
         return []
 
     def on_ended(self, ended: Ended) -> None:
@@ -259,9 +264,7 @@ class Service:
         if is_known:
             del self._core_number[answer.number]
             figures = answer.figures(time.monotonic_ns(), self._expert_totals())
-            self._engine.tell_front(
-                GenerationEnded(answer.number, ended.reason, ended.error, figures)
-            )
+            self._tell(GenerationEnded(answer.number, ended.reason, ended.error, figures))
 
     def on_step(self, done: StepDone) -> None:
         """See `Listener`."""
@@ -274,9 +277,7 @@ class Service:
         step, n_layers = self._engine.core.requests.running_step, self._setup.spec.n_layers
         answer = self._answers.get(step.slices[0].request) if step is not None else None
         if answer is not None:
-            self._engine.tell_front(
-                PromptProgress(answer.number, done // n_layers, total // n_layers)
-            )
+            self._tell(PromptProgress(answer.number, done // n_layers, total // n_layers))
 
     def on_event(self, line: str) -> None:
         """See `Listener`."""

@@ -15,6 +15,7 @@ from coordinator.config import Config
 from coordinator.cores import ROLES, RUNNING_ROLES, CorePlan, plan_cores
 from coordinator.geometry import PoolGeometry, pool_geometry, ranges_of
 from coordinator.imatrix import read_imatrix
+from coordinator.limits import check_open_files, check_threads
 from coordinator.machine import Machine
 from coordinator.memory_request import OnlySequence
 from coordinator.page_cache_residency import PageCacheResidency
@@ -114,12 +115,16 @@ def prepared(
     """
     model = open_model(config.model)
     spec = resolve(model)
+    wanted_cores = config.core_plan
     with contextlib.ExitStack() as stack:
+        _check_limits(config, machine, len(model.paths))
         files = tuple(open_files(model.paths))
         stack.callback(close_files, files)
         plan = memory_plan(config, machine, spec, only, n_sequences)
         config = resolve_config(config, machine, spec, only, n_sequences)
-        setup = _prepare(config, machine, model, spec, files, plan)
+        # from what was asked for: the resolved plan is spelled out and has no name
+        cores = plan_cores(wanted_cores, machine.cores) if config.pin_cores else None
+        setup = _prepare(config, machine, model, spec, files, plan, cores)
         for recorder in (setup.trace, setup.rows):
             if recorder is not None:
                 stack.callback(recorder.close)
@@ -133,8 +138,8 @@ def _prepare(
     spec: ModelSpec,
     files: tuple[ModelFile, ...],
     plan: MemoryPlan,
+    cores: CorePlan | None,
 ) -> Setup:
-    cores = plan_cores(config.core_plan, machine.cores) if config.pin_cores else None
     workload = Workload(spec.slabs, _reads_in_flight(config), spare_bytes(machine, plan))
     reader = choose_reader(config.reader, files, workload)
     usage = _counts(config, fresh_usage(model.fingerprint, spec))
@@ -145,6 +150,16 @@ def _prepare(
         trace = create_trace(config.trace, header)
     rows = create_rows(config.csv) if config.csv is not None else None
     return Setup(config, model, spec, files, plan, cores, reader, usage, trace, rows)
+
+
+def _check_limits(config: Config, machine: Machine, n_files: int) -> None:
+    """See to the limits of this process before it opens anything."""
+    n_children = 0 if config.single_process else 1 + config.io_workers
+    n_children += 2 if config.is_service else 0  # clients, and chat templates
+    check_open_files(n_children, n_files)
+    n_computing = config.compute_threads or machine.n_effective_cores
+    n_reading = config.io_workers * config.queue_depth + config.io_threads
+    check_threads(n_children, n_computing + n_reading)
 
 
 def _counts(config: Config, fresh: UsageCounts) -> UsageCounts:
@@ -184,7 +199,9 @@ def build_core(setup: Setup) -> Core:
 def _in_page_cache(setup: Setup) -> PageCacheResidency:
     slabs, config = setup.spec.slabs, setup.config
     class_of_layer = {layer.layer: 0 for layer in slabs.layers}
-    geometry = PoolGeometry([], [], class_of_layer, slabs.n_experts, ranges_of(slabs), ALIGNMENT)
+    geometry = PoolGeometry(
+        [], [], class_of_layer, slabs.n_experts, ranges_of(slabs), ALIGNMENT, slabs.is_packed
+    )
     return PageCacheResidency(
         geometry,
         file_starts([file.size_bytes for file in setup.files]),

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from compute_worker.assemble import Assembled, assemble
-from compute_worker.settings import ComputeSettings
 from coordinator.__main__ import reported, run_engine
 from coordinator.actions import (
     Action,
@@ -163,6 +162,7 @@ class SingleRunner:
         self.signals = signals
         self._link = link
         self._assembled = assembled
+        self.found_settings = assembled.settings
         self._next_look = 0.0
         self._disk_use = DiskUseTotals()
         self._disk_use.begin(os.getpid())
@@ -248,7 +248,6 @@ def running(
     """A runner in this process, ready. Raises what `assemble` and the pool raise."""
     if setup.cores is not None:
         os.sched_setaffinity(0, setup.cores.compute)
-    settings: ComputeSettings = compute_settings(setup, keep_fd)
     pool_fd = pool = None
     if setup.config.has_pool:
         pool_fd = create_pool(setup.plan.layout)
@@ -259,7 +258,7 @@ def running(
     core = build_core(setup)
     memory = MemoryWatch(pool_fd, setup.plan.layout, setup.plan.budget_bytes)
     link = CoreLink(core, queue, memory, signals, terminal)
-    assembled = assemble(settings, pool, link, terminal.progress)
+    assembled = assemble(compute_settings(setup, keep_fd), pool, link, terminal.progress)
     for text in assembled.warnings:
         terminal.warning(text)
     terminal.line(f"kernels: {assembled.kernels.name}")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from io_worker.slabs import SlabTable
-from shm.pool import PoolLayout, SlotClass, window_bytes
+from shm.pool import PoolLayout, SlotClass
 
 MIN_SLOTS = 2  # one expert is computed while the next is read
 MERGE_BELOW = Fraction(
@@ -129,9 +129,7 @@ def _classes(table: SlabTable) -> list[_Class]:
     """One class per distinct windows, smallest slots first."""
     layers_of: dict[tuple[int, int, int], list[int]] = {}
     for place, layer in enumerate(table.layers):
-        gate, up, down = layer.range_bytes
-        windows = (window_bytes(gate), window_bytes(up), window_bytes(down))
-        layers_of.setdefault(windows, []).append(place)
+        layers_of.setdefault(layer.windows, []).append(place)
     return [
         _Class(tuple(layers_of[windows]), len(layers_of[windows]) * table.n_experts, windows, size)
         for size, windows in sorted((sum(windows), windows) for windows in layers_of)

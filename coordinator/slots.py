@@ -4,6 +4,7 @@
                        |                 +---drop---> FREE
                        +--fail----> FREE
                        +--condemn-> CONDEMNED --lease again--> LOADING   (its worker was reaped)
+    READY --lease again--> LOADING                                       (something wrote over it)
     FREE --retire--> RETIRED --restore--> FREE                           (memory given back)
 
 A slot is written only while LOADING or CONDEMNED. CONDEMNED means that its worker was told to die
@@ -36,7 +37,8 @@ class SlotState(enum.Enum):
 _LEGAL = {
     (SlotState.FREE, "lease"): SlotState.LOADING,
     (SlotState.READY, "lease"): SlotState.LOADING,
-    (SlotState.CONDEMNED, "lease"): SlotState.LOADING,
+    (SlotState.CONDEMNED, "lease again"): SlotState.LOADING,
+    (SlotState.READY, "lease again"): SlotState.LOADING,
     (SlotState.LOADING, "ready"): SlotState.READY,
     (SlotState.LOADING, "fail"): SlotState.FREE,
     (SlotState.LOADING, "condemn"): SlotState.CONDEMNED,
@@ -123,10 +125,8 @@ class SlotTable:
         return evicted
 
     def lease_again(self, slot: Slot) -> None:
-        """Fill a condemned slot with the same key anew; pins stay."""
-        if slot.state is not SlotState.CONDEMNED:
-            raise SlotError(f"slot {slot.number}: lease again while {slot.state.value}")
-        self._move(slot, "lease")
+        """Fill a condemned or damaged slot with the same key anew; pins stay."""
+        self._move(slot, "lease again")
         slot.generation += 1
 
     def ready(self, slot: Slot) -> None:

@@ -9,7 +9,6 @@ from compute_worker.settings import ComputeSettings, LocalReads
 from compute_worker.settings import encode_settings as encode_compute
 from coordinator.engine import COMPUTE, Engine
 from coordinator.launch import ChildSpec
-from coordinator.limits import check_open_files
 from coordinator.listener import Front, Listener
 from coordinator.memory_watch import MemoryWatch
 from coordinator.setup import Setup, build_core
@@ -36,7 +35,6 @@ def started(
     Raises `PoolError`, `ResourceError`, `LinkError`, `OSError`, `EngineError`.
     """
     config = setup.config
-    check_open_files(1 + config.io_workers, len(setup.files))
     with contextlib.ExitStack() as stack:
         pool_fd = read_only_fd = None
         if config.has_pool:

@@ -16,7 +16,7 @@ from coordinator.page_cache_residency import PageCacheResidency
 from coordinator.request import Restore
 from coordinator.requests import Requests
 from coordinator.residency import Residency
-from shm.messages import Need, ReadFailed, Release, SlabsReady, StepDone, Submit
+from shm.messages import Need, ReadFailed, Release, SlabsReady, SlotsLost, StepDone, Submit
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +152,8 @@ class Core:
                 if self._on_need is not None:
                     self._on_need(message)
                 return self.residency.handle_need(message)
+            case SlotsLost():
+                return self._after_failures(self.residency.handle_lost(message))
             case Release(released):
                 return self.residency.handle_release(released)
             case StepDone():

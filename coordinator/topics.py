@@ -19,7 +19,8 @@ memory: one budget for everything
                       fifth of the budget; for one prompt, what it and its answer can need.
   --kv-type f16       how the memory of the text is kept: f32, f16, or q8_0, the smallest
   --chunk 256         prompt tokens that are computed together: more is faster and takes more
-  --mlock off         do not ask the system to keep the weights out of swap
+  --mlock off         do not ask the system to keep weights and pool out of swap; require ends
+                      the run where it refuses, the default says so once
   --dense mapped      leave the dense weights to the page cache; so it is done where the budget
                       does not hold them
 
@@ -82,6 +83,11 @@ left in the page cache, where the kernel decides what stays: there is no pool, a
                       two on
   --io-workers 1      processes that read; one is enough for most disks
   --read-unit layer   a miss reads all experts of its layer, to see what reading them singly gains
+
+`moe-coord pack MODEL OUT` writes the model anew with every expert in one piece at a page, so that
+one read brings it and not three; the file is used like any other, and no token changes.
+`moe-coord plan MODEL` measures whether that would be faster on this disk. `moe-coord verify OUT`
+compares every expert with its checksum.
 
 A file system that refuses direct reads later, in the middle of a run, is no fault: that read and
 all after it go through the page cache. A model file that is written to while it is used ends the

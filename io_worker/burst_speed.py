@@ -4,6 +4,9 @@ Reads bursts of 1, 2, 4, … experts from random places of the model, all ranges
 with the reader, queue and slots that the engine uses, and waits for each burst as a layer does. The
 time of a burst, not bytes per second of an endless queue, is what a token pays. Prints one JSON
 object: seconds per burst by its size, the mean of all that fit into the time.
+
+With ``--packed-too`` every burst is followed by one that reads as many bytes from near the same
+places as it would from a packed file (one range at a page for each expert), in the same time again.
 """
 
 import argparse
@@ -13,7 +16,7 @@ import random
 import select
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from io_worker.gguf_header import ModelFormatError
 from io_worker.model_file import open_model
@@ -28,12 +31,15 @@ from shm.pool import (
     PoolLayout,
     PoolMapping,
     SlotClass,
+    align_up,
     create_pool,
-    window_bytes,
 )
 
 EXIT_MODEL = 3
 MIN_BURSTS = 3  # of each size, however slow the disk is
+
+# layer, expert and windows of a slot -> what is read
+Reads = Callable[[LayerSlabs, int, tuple[int, int, int]], tuple[ReadRange, ...]]
 
 
 def main() -> int:
@@ -46,6 +52,7 @@ def main() -> int:
     parser.add_argument("--depth", type=int, default=4, help="ranges read at once; 0: inline")
     parser.add_argument("--reader", default="direct")
     parser.add_argument("--seconds", type=float, default=2.0, help="for all sizes together")
+    parser.add_argument("--packed-too", action="store_true", help="what a packed file would give")
     options = parser.parse_args()
     sizes = [int(size) for size in options.sizes.split(",")]
     try:
@@ -56,10 +63,28 @@ def main() -> int:
         print(error, file=sys.stderr)
         return EXIT_MODEL
     choice = choose_reader(options.reader, files)
-    seconds = measure(files, slabs, choice.name, options.depth, sizes, options.seconds)
+    kinds: dict[str, Reads] = {"burst_s": LayerSlabs.reads_into}
+    if options.packed_too and not slabs.is_packed:
+        kinds["packed_burst_s"] = as_if_packed(files)
+    seconds = measure(files, slabs, choice.name, options.depth, sizes, options.seconds, kinds)
     close_files(files)
-    print(json.dumps({"reader": choice.name, "reason": choice.reason, "burst_s": seconds}))
+    print(json.dumps({"reader": choice.name, "reason": choice.reason, **seconds}))
     return 0
+
+
+def as_if_packed(files: Sequence[ModelFile]) -> Reads:
+    """Reads of one range at a page beside the expert's gate matrix, as long as a packed slab."""
+
+    def reads(
+        layer: LayerSlabs, expert: int, windows: tuple[int, int, int]
+    ) -> tuple[ReadRange, ...]:
+        gate = layer.gate.range_of(expert)
+        file_bytes = files[gate.file].size_bytes
+        n_bytes = min(sum(map(align_up, layer.range_bytes)), file_bytes)
+        start = min(gate.offset, file_bytes - n_bytes) // ALIGNMENT * ALIGNMENT
+        return (ReadRange(gate.file, start, n_bytes, windows[0]),)
+
+    return reads
 
 
 def measure(
@@ -69,26 +94,30 @@ def measure(
     depth: int,
     sizes: Sequence[int],
     seconds: float,
-) -> dict[int, float]:
-    """Mean seconds of a burst of each size; raises `RuntimeError` for a read that fails."""
-    largest = [
-        max(sizes_of) for sizes_of in zip(*(x.range_bytes for x in slabs.layers), strict=True)
-    ]
-    gate, up, down = (window_bytes(n_bytes) for n_bytes in largest)
+    kinds: Mapping[str, Reads],
+) -> dict[str, dict[int, float]]:
+    """Mean seconds of a burst of each size, of each kind, which take turns.
+
+    Raises `RuntimeError` for a read that fails.
+    """
+    gate, up, down = (max(each) for each in zip(*(x.windows for x in slabs.layers), strict=True))
     layout = PoolLayout((SlotClass(max(sizes), (gate, up, down)),))
     fd = create_pool(layout)
     pool = PoolMapping(fd, layout, writable=True)
     queue = ReadQueue(depth, SlabReader(files, pool.view, reader, drop_cache=True), pool)
     experts = random_experts(slabs)
-    burst(queue, pool, experts, max(sizes))  # first use of the slots
-    found = {}
+    burst(queue, pool, experts, max(sizes), LayerSlabs.reads_into)  # first use of the slots
+    found: dict[str, dict[int, float]] = {kind: {} for kind in kinds}
     for size in sizes:
-        durations: list[float] = []
-        while len(durations) < MIN_BURSTS or sum(durations) < seconds / len(sizes):
-            started = time.monotonic()
-            burst(queue, pool, experts, size)
-            durations.append(time.monotonic() - started)
-        found[size] = sum(durations) / len(durations)
+        durations: dict[str, list[float]] = {kind: [] for kind in kinds}
+        first = durations["burst_s"]
+        while len(first) < MIN_BURSTS or sum(first) < seconds / len(sizes):
+            for kind, reads in kinds.items():
+                started = time.monotonic()
+                burst(queue, pool, experts, size, reads)
+                durations[kind].append(time.monotonic() - started)
+        for kind, each in durations.items():
+            found[kind][size] = sum(each) / len(each)
     if queue.close():
         pool.close()
     os.close(fd)
@@ -96,16 +125,17 @@ def measure(
 
 
 def burst(
-    queue: ReadQueue, pool: PoolMapping, experts: Iterator[tuple[LayerSlabs, int]], size: int
+    queue: ReadQueue,
+    pool: PoolMapping,
+    experts: Iterator[tuple[LayerSlabs, int]],
+    size: int,
+    reads_of: Reads,
 ) -> None:
     """Read so many experts at once and wait for the last."""
     reads = []
     for slot in range(size):
         layer, expert = next(experts)
-        ranges = tuple(
-            ReadRange(part.file, part.offset, part.n_bytes, window + part.offset % ALIGNMENT)
-            for part, window in zip(layer.ranges(expert), pool.windows[slot], strict=True)
-        )
+        ranges = reads_of(layer, expert, pool.windows[slot])
         reads.append(SlabRead(SlotLease(slot, 1), layer.layer, expert, ranges))
     queue.submit(reads)
     n_done = 0

@@ -53,7 +53,8 @@ class GgufHeader:
     data_offset: int
     metadata: dict[str, object]
     tensors: dict[str, TensorInfo]  # in the order of the header
-    digest: bytes  # SHA-256 of the header up to the padding
+    raw: bytes  # the header up to the padding
+    digest: bytes  # SHA-256 of `raw`
 
 
 def read_header(path: str | os.PathLike[str], *, file_index: int = 0) -> GgufHeader:
@@ -77,6 +78,7 @@ def _read(cursor: Cursor, file_index: int) -> GgufHeader:
     alignment = alignment_of(metadata)
     entries = _read_tensor_entries(cursor, n_tensors, alignment)
     data_offset = -(-cursor.position // alignment) * alignment
+    raw = cursor.buffer[: cursor.position]
     return GgufHeader(
         path=cursor.path,
         file_bytes=cursor.file_bytes,
@@ -85,7 +87,8 @@ def _read(cursor: Cursor, file_index: int) -> GgufHeader:
         data_offset=data_offset,
         metadata=metadata,
         tensors=_placed(cursor, entries, data_offset, file_index),
-        digest=hashlib.sha256(memoryview(cursor.buffer)[: cursor.position]).digest(),
+        raw=raw,
+        digest=hashlib.sha256(raw).digest(),
     )
 
 

@@ -2,7 +2,8 @@
 
 A set is `NAME-00001-of-0000N.gguf` to `NAME-0000N-of-0000N.gguf`; only the first part carries the
 model's metadata. Names of parts are built from the name that was given, never from what a file
-says. Any part may be given, the set is always opened from its first.
+says. Any part may be given, the set is always opened from its first. A packed file
+(`packed_layout`) is a model of one file.
 
 This module does not know what a key (except `split.…`) or a tensor means.
 """
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from io_worker.gguf_header import GgufHeader, ModelFormatError, TensorInfo, read_header
+from io_worker.packed_layout import is_packed, read_packed
 
 MAX_PARTS = 999
 _SHOWN_PARTS = 5  # of the missing ones, in a message
@@ -30,7 +32,10 @@ class Model:
     file_bytes: tuple[int, ...]
     metadata: dict[str, object]
     tensors: dict[str, TensorInfo]
-    fingerprint: str  # 32 hex digits over headers and sizes; not over the weights
+    fingerprint: str  # 32 hex digits over headers and sizes; not over the weights. A packed file
+    # has that of the file that it was made of
+    is_packed: bool = False  # slabs are whole; a joined tensor's experts lie a slab apart
+    checksums: tuple[int, ...] = ()  # of a packed file
 
 
 def open_model(path: str | os.PathLike[str]) -> Model:
@@ -44,6 +49,8 @@ def open_model(path: str | os.PathLike[str]) -> Model:
         header = read_header(part, file_index=index)
         _check_part(header, index, len(paths))
         headers.append(header)
+    if is_packed(headers[0]):
+        return _packed_model(headers[0])
     tensors: dict[str, TensorInfo] = {}
     for header in headers:
         for name, tensor in header.tensors.items():
@@ -61,6 +68,24 @@ def open_model(path: str | os.PathLike[str]) -> Model:
         tensors=tensors,
         fingerprint=_fingerprint(headers),
     )
+
+
+def _packed_model(header: GgufHeader) -> Model:
+    found = read_packed(header)
+    return Model(
+        paths=(header.path,),
+        file_bytes=(header.file_bytes,),
+        metadata=header.metadata,
+        tensors=found.tensors,
+        fingerprint=found.fingerprint,
+        is_packed=True,
+        checksums=found.checksums,
+    )
+
+
+def is_part_name(file_name: str) -> bool:
+    """Whether a name says that the file is a part of a set."""
+    return _PART_NAME.fullmatch(file_name) is not None
 
 
 def _part_paths(path: str) -> list[str]:

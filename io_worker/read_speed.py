@@ -49,6 +49,9 @@ def main() -> int:
     parser.add_argument("--slab-bytes", default=",".join(map(str, SLAB_BYTES)))
     parser.add_argument("--depths", default=",".join(map(str, DEPTHS)))
     parser.add_argument("--ranges", type=int, choices=(1, 3), default=3, help="ranges of a slab")
+    parser.add_argument(
+        "--alignment", type=int, default=GGUF_ALIGNMENT, help="of places in the file; packed: 4096"
+    )
     parser.add_argument("--gigabytes", type=float, default=1.0, help="read for each row")
     parser.add_argument("--drop-cache", action="store_true", help="drop buffered pages at once")
     options = parser.parse_args()
@@ -67,6 +70,7 @@ def main() -> int:
                     choice.name,
                     range_bytes=slab_bytes // options.ranges,
                     n_ranges=options.ranges,
+                    alignment=options.alignment,
                     depth=depth,
                     n_slabs=max(1, int(options.gigabytes * 1e9 / slab_bytes)),
                     drop_cache=options.drop_cache,
@@ -88,6 +92,7 @@ def measure(
     *,
     range_bytes: int,
     n_ranges: int,
+    alignment: int,
     depth: int,
     n_slabs: int,
     drop_cache: bool,
@@ -99,7 +104,7 @@ def measure(
     pool_fd = create_pool(layout)
     pool = PoolMapping(pool_fd, layout, writable=True)
     queue = ReadQueue(depth, SlabReader([file], pool.view, reader, drop_cache=drop_cache), pool)
-    places = random_places(file.size_bytes, range_bytes)
+    places = random_places(file.size_bytes, range_bytes, alignment)
     drop_pages(file)
     run(queue, pool, places, n_ranges, range_bytes, n_slots)
     start, cpu_start = time.perf_counter(), time.process_time()
@@ -152,10 +157,12 @@ def packed_windows(slab_bytes: int) -> tuple[int, int, int]:
     return window_bytes(slab_bytes) - 2 * ALIGNMENT, ALIGNMENT, ALIGNMENT
 
 
-def random_places(file_bytes: int, range_bytes: int) -> Iterator[int]:
-    """Starts of ranges as GGUF aligns them, all over the file; starts again when all are used."""
-    stride = -(-range_bytes // GGUF_ALIGNMENT) * GGUF_ALIGNMENT
-    places = list(range(GGUF_ALIGNMENT, file_bytes - range_bytes, stride))
+def random_places(
+    file_bytes: int, range_bytes: int, alignment: int = GGUF_ALIGNMENT
+) -> Iterator[int]:
+    """Aligned starts of ranges all over the file; starts again when all are used."""
+    stride = -(-range_bytes // alignment) * alignment
+    places = list(range(alignment, file_bytes - range_bytes, stride))
     draw = random.Random(0)
     while True:
         draw.shuffle(places)

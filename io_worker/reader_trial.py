@@ -34,7 +34,7 @@ class Workload:
     @property
     def largest_range_bytes(self) -> int:
         """Of all slabs."""
-        return max(max(layer.range_bytes) for layer in self.slabs.layers)
+        return max(found.n_bytes for layer in self.slabs.layers for found in layer.reads(0))
 
 
 def bytes_per_second(
@@ -96,6 +96,6 @@ def _cold_ranges(files: Sequence[ModelFile], slabs: SlabTable) -> Iterator[SlabR
     keys = [(layer, expert) for layer in slabs.layers for expert in range(slabs.n_experts)]
     random.shuffle(keys)
     for layer, expert in keys:
-        for found in layer.ranges(expert):
+        for found in layer.reads(expert):
             if not cached_bytes(files[found.file].fd, found.offset, found.n_bytes):
                 yield found

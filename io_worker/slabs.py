@@ -7,19 +7,21 @@ of three dimensions with the expert outermost::
     | expert 0: n_rows rows   | expert 1                  | expert 2 …
 
 so the slab of one expert is three ranges. Layers may differ in type and size, and so may gate, up
-and down, which may also lie in different files of a split model. The table is made of integers and
-tuples only and travels to the workers in a message.
+and down, which may also lie in different files of a split model. In a packed file (`packed_layout`)
+the three follow each other, each at a page, and a slab is read as one range. The table is made of
+integers and tuples only and travels to the workers in a message.
 
 This module does not know the model's architecture: which layers have experts is told to it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from io_worker.ggml_types import GGML_TYPES, WEIGHT_TYPES
 from io_worker.gguf_header import ModelFormatError, TensorInfo
 from io_worker.model_file import Model
-from shm.pool import ALIGNMENT
+from shm.messages import ReadRange
+from shm.pool import ALIGNMENT, align_up, window_bytes
 
 MAX_EXPERTS = 4096
 _ROLES = ("gate", "up", "down")
@@ -45,11 +47,11 @@ class ExpertTensor:
     type: int
     n_rows: int
     n_cols: int
+    packed_stride_bytes: int | None = None  # from an expert to the next; None: no gap between them
 
     def range_of(self, expert: int) -> SlabRange:
-        return SlabRange(
-            self.file, self.offset + expert * self.bytes_per_expert, self.bytes_per_expert
-        )
+        stride = self.packed_stride_bytes or self.bytes_per_expert
+        return SlabRange(self.file, self.offset + expert * stride, self.bytes_per_expert)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +76,41 @@ class LayerSlabs:
     def slab_bytes(self) -> int:
         return sum(self.range_bytes)
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether one read brings a slab."""
+        return self.gate.packed_stride_bytes is not None
+
+    @property
+    def windows(self) -> tuple[int, int, int]:
+        """Bytes of a slot that gate, up and down of one expert need."""
+        room = align_up if self.is_packed else window_bytes
+        gate, up, down = self.range_bytes
+        return room(gate), room(up), room(down)
+
     def ranges(self, expert: int) -> tuple[SlabRange, SlabRange, SlabRange]:
         """The ranges of gate, up and down of `expert`."""
         return (self.gate.range_of(expert), self.up.range_of(expert), self.down.range_of(expert))
+
+    def reads(self, expert: int) -> tuple[SlabRange, ...]:
+        """What a reader has to read: these ranges, or the one that holds them in a packed file."""
+        gate, up, down = self.ranges(expert)
+        if not self.is_packed:
+            return gate, up, down
+        return (SlabRange(gate.file, gate.offset, down.offset + down.n_bytes - gate.offset),)
+
+    def reads_into(self, expert: int, windows: tuple[int, int, int]) -> tuple[ReadRange, ...]:
+        """The same, to a slot whose three windows begin at these bytes of the pool."""
+        return tuple(
+            ReadRange(found.file, found.offset, found.n_bytes, start + found.offset % ALIGNMENT)
+            for found, start in zip(self.reads(expert), windows, strict=False)
+        )
 
     def pages(self, expert: int) -> int:
         """Pages of the file that hold a byte of `expert`: what faults and direct reads move."""
         return sum(
             (found.offset + found.n_bytes - 1) // ALIGNMENT - found.offset // ALIGNMENT + 1
-            for found in self.ranges(expert)
+            for found in self.reads(expert)
         )
 
 
@@ -92,6 +120,11 @@ class SlabTable:
 
     n_experts: int
     layers: tuple[LayerSlabs, ...]
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the model is a packed file."""
+        return any(layer.is_packed for layer in self.layers)
 
     @property
     def total_bytes(self) -> int:
@@ -163,6 +196,9 @@ def _layer_slabs(model: Model, layer: int, n_experts: int) -> LayerSlabs:
                 f"expected {expected[0]} rows of {expected[1]} to fit the gate, "
                 f"found {tensor.n_rows} rows of {tensor.n_cols}",
             )
+    if model.is_packed:
+        stride = sum(align_up(part.bytes_per_expert) for part in (gate, up, down))
+        gate, up, down = [replace(part, packed_stride_bytes=stride) for part in (gate, up, down)]
     return LayerSlabs(layer, gate, up, down)
 
 

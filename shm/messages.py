@@ -198,6 +198,16 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotsLost:
+    """X -> C: these slots do not hold what their grant says: something wrote over their headers, so
+    nothing in them can be trusted. They are read again; those that the layer needs are granted
+    anew, each by a `Grant`. A standing grant with one of them is void."""
+
+    layer: int
+    lost: tuple[SlotLease, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ReadRange:
     """``n_bytes`` from ``file_offset`` of file ``file`` to ``pool_offset`` of the pool."""
 
@@ -314,12 +324,11 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class LoadBlocks:
-    """C -> X, between steps: read KV blocks from an inherited descriptor, and keep them as those of
-    an ended sequence of this number. Not answered."""
+    """C -> X, between steps: read KV blocks of an ended sequence. Not answered."""
 
     request: int
     n_blocks: int
-    fd: int
+    fd: int  # inherited, as below
     offset: int
 
 
@@ -371,8 +380,8 @@ class Stop:
 
 MESSAGES: tuple[type, ...] = (
     Hello, Welcome, Ready, Progress, Submit, Step, Need, Grant, Revoke, Abort, Release,
-    ReadSlabs, SlotsPunched, SlabsReady, ReadFailed, StepDone, Finished, Forget, LoadBlocks,
-    SaveBlocks, BlocksSaved, Cancel, Heartbeat, Failed, Stop,
+    SlotsLost, ReadSlabs, SlotsPunched, SlabsReady, ReadFailed, StepDone, Finished, Forget,
+    LoadBlocks, SaveBlocks, BlocksSaved, Cancel, Heartbeat, Failed, Stop,
 )  # fmt: skip
 _DECODERS: dict[str, Callable[[Any], Any]] = {cls.__name__: decoder_for(cls) for cls in MESSAGES}
 

@@ -40,6 +40,13 @@ def run_program(*arguments: str, **options: Any) -> subprocess.CompletedProcess[
     )
 
 
+def pack(model: Path, out: Path) -> Path:
+    """The packed file of a model."""
+    done = run_program("pack", str(model), str(out))
+    assert done.returncode == 0, done.stderr
+    return out
+
+
 def run_json(*arguments: str) -> dict[str, Any]:
     """The JSON of a run that must succeed."""
     done = run_program(*arguments, "--json")

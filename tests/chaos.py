@@ -47,6 +47,7 @@ from shm.messages import (
     SlabRead,
     SlabsReady,
     SlotLease,
+    SlotsLost,
     Step,
     StepDone,
     Submit,
@@ -314,8 +315,15 @@ class World:
     def _granted(self, compute: Compute, grant: Grant) -> None:
         if compute.step is None or grant.layer != compute.layer or not compute.wanted:
             return  # of a step that ended early
-        leases = {location.expert: location.lease for location in grant.locations}
-        if grant.standing:
+        lost = [each for each in grant.locations if self.faults and self.rng.random() < 0.02]
+        if lost:
+            self.happened["lost"] += len(lost)
+            leases_lost = tuple(each.lease for each in lost)
+            self.handle(FromCompute(SlotsLost(grant.layer, leases_lost)))
+        leases = {each.expert: each.lease for each in grant.locations if each not in lost}
+        if grant.standing and lost:
+            leases = {expert: leases[expert] for expert in compute.wanted & set(leases)}
+        elif grant.standing:
             assert set(leases) == set(range(self.n_experts))
             compute.standing[grant.layer] = list(leases.values())
         else:

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from arms import run_arm
+from arms import pack, run_arm
 from gguf_builder import tiny_model
 from imatrix_builder import write_imatrix
 
@@ -60,12 +60,14 @@ SETTINGS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "64": ("--chunk", "64"),
         "512, dense mapped": ("--chunk", "512", "--dense", "mapped"),
     },
+    "file": {"plain": (), "packed": ()},
 }
 PAGE_CACHE_READERS = ("mmap", "willneed", "populate")
 ONE_PAGE_AT_A_TIME = (  # how processes can touch pages
     "io-workers 0", "io-workers 1 depth 1", "single process",
 )  # fmt: skip
 N_PROMPT_TOKENS, N_NEW_TOKENS = 150, 8
+PACKED_NAME = "packed.gguf"
 
 
 def all_arms() -> list[Arm]:
@@ -75,7 +77,7 @@ def all_arms() -> list[Arm]:
 
 def _is_legal(arm: Arm) -> bool:
     """Without a pool there is no policy; touching goes page by page."""
-    processes, reader, policy, pool, _ = arm
+    processes, reader, policy, pool, *_ = arm
     if reader == "mmap" and processes not in ONE_PAGE_AT_A_TIME:
         return False
     has_no_pool = reader in PAGE_CACHE_READERS
@@ -106,11 +108,17 @@ def _pairs(arm: Arm) -> set[tuple[tuple[int, str], tuple[int, str]]]:
     return set(itertools.combinations(enumerate(arm), 2))
 
 
-def flags_of(arm: Arm, model: Path, smallest_pool_bytes: int) -> tuple[str, ...]:
+def model_of(arm: Arm, model: Path) -> Path:
+    """The file that an arm runs, of the two that `make_model` made."""
+    return model.with_name(PACKED_NAME) if arm[-1] == "packed" else model
+
+
+def flags_of(arm: Arm, model: Path) -> tuple[str, ...]:
     """The flags of an arm."""
+    _, smallest = describe(model_of(arm, model))
     found = [SETTINGS[name][value] for name, value in zip(SETTINGS, arm, strict=True)]
     meant = {
-        "smallest": str(smallest_pool_bytes),
+        "smallest": str(smallest),
         "hot set": str(model.with_name("hot.json")),
         "imatrix file": str(model.with_name("imatrix.gguf")),
     }
@@ -118,8 +126,10 @@ def flags_of(arm: Arm, model: Path, smallest_pool_bytes: int) -> tuple[str, ...]
 
 
 def make_model(folder: Path) -> Path:
-    """Four layers of two slab sizes, so that slot classes and waves occur; counts beside it."""
+    """Four layers of two slab sizes, so that slot classes and waves occur; beside it the same model
+    packed, and counts."""
     path = tiny_model(folder / "tiny.gguf", n_layers=4, quantisation="Q4_K_M", n_active=3)
+    pack(path, path.with_name(PACKED_NAME))
     model = open_model(path)
     usage = fresh_usage(model.fingerprint, resolve(model))
     keys = itertools.product(range(usage.n_layers), range(usage.n_experts))
@@ -144,12 +154,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model = make_model(folder)
-        tokens, smallest = describe(model)
+        tokens, _ = describe(model)
         expected = None
         n_different = 0
         for number, arm in enumerate(arms):
-            flags = flags_of(arm, model, smallest)
-            found = run_arm(model, tokens, flags, folder / "kept.npz", N_NEW_TOKENS)
+            flags = flags_of(arm, model)
+            own = model_of(arm, model)
+            found = run_arm(own, tokens, flags, folder / "kept.npz", N_NEW_TOKENS)
             expected = expected or found
             n_different += found != expected
             verdict = "same" if found == expected else "DIFFERENT"

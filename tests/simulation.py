@@ -35,6 +35,7 @@ from shm.messages import (
     SlabRead,
     SlabsReady,
     SlotLease,
+    SlotsLost,
     StepDone,
     StepTimes,
 )
@@ -76,6 +77,7 @@ class Engine:
     ended: list[Ended] = field(default_factory=list)
     victims: list[tuple[int, tuple[int, int]]] = field(default_factory=list)
     n_deaths: int = 0
+    n_lost: int = 0
 
     def handle(self, event: Event) -> list[Action]:
         """One event through the core, its actions performed, its invariants checked."""
@@ -127,9 +129,12 @@ class Engine:
         self.handle(ReaderReady(name, self.credit))
 
     def run_layer(
-        self, need: Need, kill_probability: float = 0.0
+        self, need: Need, kill_probability: float = 0.0, lose_probability: float = 0.0
     ) -> tuple[list[int], tuple[SlotLease, ...]]:
-        """Send a need, compute what is granted; returns experts in order and leases still held."""
+        """Send a need, compute what is granted; returns experts in order and leases still held.
+
+        Slots that were granted may be found written over.
+        """
         self.handle(FromCompute(need))
         wanted = {use.expert for use in need.experts}
         computed: list[int] = []
@@ -141,7 +146,14 @@ class Engine:
             assert not isinstance(grant, Abort)
             if not isinstance(grant, Grant) or grant.layer != need.layer:
                 continue
+            lost = [each for each in grant.locations if self.rng.random() < lose_probability]
+            if lost:
+                leases = tuple(each.lease for each in lost)
+                self.handle(FromCompute(SlotsLost(need.layer, leases)))
+                self.n_lost += len(lost)
             for location in grant.locations:
+                if location in lost:
+                    continue
                 slot = self.core.residency.slots.slots[location.lease.slot]
                 assert slot.key == (need.layer, location.expert)
                 assert slot.state is SlotState.READY

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from arms import Together, exact_config, submit_of
-from identical import N_NEW_TOKENS, covering_arms, describe, flags_of
+from identical import N_NEW_TOKENS, covering_arms, describe, flags_of, model_of
 
 from coordinator.machine import read_machine
 from coordinator.setup import prepared
@@ -53,12 +53,12 @@ class Alone:
 def main() -> None:
     """Run the arms."""
     model, folder = Path(sys.argv[1]), Path(sys.argv[2])
-    tokens, smallest = describe(model)
+    tokens, _ = describe(model)
     arms = covering_arms()
     found = {}
     for number in map(int, sys.argv[3:]):
-        flags = flags_of(arms[number], model, smallest)
-        found[number] = run_single(model, flags, tokens, folder / f"{number}.npz")
+        flags, own = flags_of(arms[number], model), model_of(arms[number], model)
+        found[number] = run_single(own, flags, tokens, folder / f"{number}.npz")
     print(json.dumps(found))
 
 

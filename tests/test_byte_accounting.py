@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from arms import pack
 from faults import Session, session
 from gguf_builder import tiny_model
 
@@ -14,6 +15,11 @@ from shm.pool import ALIGNMENT, align_up
 MiB = 1024 * 1024
 N_NEW = 12
 N_TRIES = 3
+
+
+@pytest.fixture(scope="module")
+def packed(model: Path) -> Path:
+    return pack(model, model.with_name("packed.gguf"))
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +99,22 @@ def test_the_over_read_is_what_alignment_adds(model: Path) -> None:
     assert counters.reads == len(ranges) // 3
     assert counters.bytes_read == slabs.total_bytes == sum(r.n_bytes for r in ranges)
     assert counters.bytes_over_read == sum(over_read(r.offset, r.n_bytes) for r in ranges)
+
+
+def test_a_packed_slab_is_read_as_one_range(packed: Path) -> None:
+    """What padding and alignment add is less than a page for each part of an expert."""
+    slabs = resolve(open_model(packed)).slabs
+    reads = [r for layer in slabs.layers for e in range(slabs.n_experts) for r in layer.reads(e)]
+    with session(packed, "--pool", "all", "--reader", "direct") as run:
+        run.engine.preload()
+        run.check_idle()
+        counters = run.engine.core.residency.counters
+    assert counters.reads == len(reads)
+    assert counters.bytes_read == sum(r.n_bytes for r in reads)
+    assert counters.bytes_over_read == sum(align_up(r.n_bytes) - r.n_bytes for r in reads)
+    moved = counters.bytes_read + counters.bytes_over_read
+    assert moved == sum(slabs.n_experts * sum(layer.windows) for layer in slabs.layers)
+    assert moved - slabs.total_bytes < 3 * ALIGNMENT * len(reads)
 
 
 def test_buffered_reading_over_reads_nothing(model: Path) -> None:

@@ -94,6 +94,13 @@ def test_mapped_weights_cannot_be_locked() -> None:
     assert combined(Config(dense="mapped"), given, CORES).dense == "mapped"
 
 
+def test_metrics_are_of_processes() -> None:
+    given = frozenset({"single_process", "metrics_port"})
+    with pytest.raises(ConfigError, match="--metrics-port: expected processes to watch"):
+        combined(Config(single_process=True, metrics_port=9400), given, CORES)
+    assert combined(Config(metrics_port=9400), given, CORES).metrics_port == 9400
+
+
 def test_flag_names() -> None:
     assert flag_name("memory_bytes") == "--memory"
     assert flag_name("prompt") == "--prompt"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from arms import PROGRAM, TIMEOUT_SECONDS
 from gguf_builder import tiny_model
+from needs import needs_program
 
 PR_CAPBSET_DROP, CAP_IPC_LOCK = 24, 14
 RUN = ("--tokens", "5,6", "-n", "2")
@@ -18,6 +19,7 @@ LIMITS = {
     "as": resource.RLIMIT_AS,
     "fsize": resource.RLIMIT_FSIZE,
     "memlock": resource.RLIMIT_MEMLOCK,
+    "nproc": resource.RLIMIT_NPROC,
 }
 
 
@@ -46,13 +48,52 @@ def limited(
     return done.returncode, done.stderr.splitlines()
 
 
-@pytest.mark.parametrize("n_files", [16, 24])
-def test_too_few_open_files(model: Path, n_files: int) -> None:
-    code, lines = limited(model, "nofile", n_files)
+@pytest.mark.parametrize(("n_files", "flags"), [(16, ()), (24, ()), (16, ("--single-process",))])
+def test_too_few_open_files(model: Path, n_files: int, flags: tuple[str, ...]) -> None:
+    code, lines = limited(model, "nofile", n_files, *flags)
     assert code == 4
     assert [line for line in lines if "error" in line] == lines[-1:]
     assert lines[-1].startswith("moe-coord: error: open files: expected a limit of at least")
     assert str(n_files) in lines[-1]
+
+
+@pytest.mark.parametrize("flags", [(), ("--io-workers", "3"), ("--single-process",)])
+def test_too_few_processes(flags: tuple[str, ...]) -> None:
+    """The limit counts all threads of a user. Seen before anything is started, in one line; as many
+    as it asks for are enough."""
+    needed = int(with_processes(3, *flags)[1].partition("at least ")[2].split()[0])
+    for limit, code in ((needed - 3, 4), (needed + 8, 0)):
+        found, line = with_processes(limit, *flags)
+        assert found == code, line
+        if code:
+            assert line.startswith("moe-coord: error: processes: expected a limit of at least")
+            assert f"found {limit}; raise it" in line
+
+
+def with_processes(limit: int, *flags: str) -> tuple[int, str]:
+    """Exit code and last line of a run of a user who may have so many threads.
+
+    Root may have any number: it becomes somebody else, who may read what root may.
+    """
+    command = [*PROGRAM, *RUN, *flags]
+    if os.geteuid() == 0:
+        setpriv = needs_program("setpriv", package="util-linux")
+        right = "+dac_override"
+        command = [
+            setpriv, "--reuid=64123", "--regid=64123", "--clear-groups",
+            f"--inh-caps={right}", f"--ambient-caps={right}", *command,
+        ]  # fmt: skip
+    done = subprocess.run(
+        command,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NPROC, (limit, limit)),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+    )
+    if done.stderr.startswith("setpriv:"):
+        pytest.skip("this root cannot become another user")
+    return done.returncode, done.stderr.splitlines()[-1]
 
 
 def test_as_many_open_files_as_it_asks_for(model: Path) -> None:

@@ -14,8 +14,8 @@ from gguf_builder import tiny_model
 from model_runner import ModelRunner
 from read_cases import opened
 
-from compute_worker.feed import ExpertFeed, StepCancelled
-from compute_worker.regions import Regions, SlotMismatch
+from compute_worker.feed import ExpertFeed, GrantMismatch, StepCancelled
+from compute_worker.regions import Regions
 from shm.mapped_files import MappedFiles
 from shm.messages import (
     Abort,
@@ -188,7 +188,7 @@ def test_cancel_is_remembered_until_the_request_is_over(stage: Stage) -> None:
 
 def test_a_grant_of_another_layer_is_a_fault(stage: Stage) -> None:
     stage.link.answer = lambda need: [Grant(LAYER + 1, (), (), 0, False)]
-    with pytest.raises(SlotMismatch, match=f"expected {LAYER}"):
+    with pytest.raises(GrantMismatch, match=f"expected {LAYER}"):
         stage.run()
 
 

@@ -23,6 +23,7 @@ from identical import (
     describe,
     flags_of,
     make_model,
+    model_of,
     pairs_of,
 )
 
@@ -58,14 +59,15 @@ def computed(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[
     )
     assert done.returncode == 0, done.stderr
     tokens_of_singles = json.loads(done.stdout)
-    tokens, smallest = describe(model)
+    tokens, _ = describe(model)
 
     @functools.cache
     def compute(number: int) -> Computed:
         out = folder / f"{number}.npz"
         if number in singles:
             return Computed(*kept_of(out, len(tokens)), tokens_of_singles[str(number)])
-        return run_arm(model, tokens, flags_of(ARMS[number], model, smallest), out, N_NEW_TOKENS)
+        own, flags = model_of(ARMS[number], model), flags_of(ARMS[number], model)
+        return run_arm(own, tokens, flags, out, N_NEW_TOKENS)
 
     return compute
 

@@ -37,6 +37,8 @@ LEAVES = {
     "io_worker.gguf_metadata",
     "io_worker.model_bytes",
     "io_worker.model_file",
+    "io_worker.model_units",
+    "io_worker.packed_layout",
     "io_worker.page_cache",
     "io_worker.probe",
     "io_worker.reader",

@@ -133,6 +133,43 @@ def test_tokens_stay_while_the_pool_shrinks_and_comes_back(
     assert restored.startswith("event=pool_restored room_mib=1000 pool_mib=")
 
 
+def locked_pool_bytes(pid: int) -> int:
+    """Pages of the pool in the locked mappings of a process."""
+    total = resident = 0
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if "-" in name.split()[0]:  # the first line of a mapping
+            is_pool = "memfd:moe-coord-pool" in line
+        elif name == "Rss":
+            resident = int(value.split()[0]) * 1024
+        elif name == "VmFlags" and is_pool and "lo" in value.split():
+            total += resident
+    return total
+
+
+def test_the_pool_is_locked_as_far_as_it_has_memory(model: Path, tmp_path: Path) -> None:
+    """What is given back is not held by its lock; what is taken again is locked when it is used."""
+    machine = Machine(tmp_path)
+    with running(model, machine, "--pool", "all") as (engine, listener):
+        compute = engine.children.get("compute")
+        assert compute is not None
+        settings = compute.detail["settings"]
+        assert isinstance(settings, dict)
+        if settings["mlock"] != "all":
+            pytest.skip("this user may not lock so much (ulimit -l)")
+        whole = engine.memory.pool_bytes
+        assert locked_pool_bytes(compute.process.pid) == whole
+        machine.leave(0)
+        wait_for(engine, engine.core.residency.slots.usable_of_class()[0] - 2)
+        few = engine.memory.pool_bytes
+        assert few < whole / 2
+        assert locked_pool_bytes(compute.process.pid) <= few
+        machine.leave(AMPLE)
+        wait_for(engine, 0)
+        answer(engine, listener, 1)
+        assert few < locked_pool_bytes(compute.process.pid) <= whole
+
+
 def test_standing_grants_come_back_with_the_pool(model: Path, tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     with running(model, machine, "--pool", "all") as (engine, listener):

@@ -167,8 +167,9 @@ def test_figures_of_the_coordinator(run: ScrapedRun) -> None:
         assert figure(shown, PREFIX + name, **dict([label])) == value, (name, label)
     plain = {
         "prefetch_issued_total": 9, "prefetch_used_total": 4, "prefetch_wasted_total": 3,
-        "stale_answers_total": 6, "evictions_total": 0, "budget_limit_bytes": 1000,
-        "accounted_bytes": 700, "accounted_peak_bytes": 800, "requests_running": 0,
+        "stale_answers_total": 6, "evictions_total": 0, "slots_lost_total": 0,
+        "budget_limit_bytes": 1000, "accounted_bytes": 700, "accounted_peak_bytes": 800,
+        "requests_running": 0,
     }  # fmt: skip
     for name, value in plain.items():
         assert figure(shown, PREFIX + name) == value, name

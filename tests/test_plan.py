@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from arms import run_program
+from arms import pack, run_program
 from gguf_builder import tiny_model
 
 PROBES = ("--probe-seconds", "0.2")
@@ -40,6 +40,10 @@ def test_the_plan_of_the_shipped_model() -> None:
     assert 0 < even["tokens_per_second"] <= concentrated["tokens_per_second"]
     assert even["first_token_seconds"] > 0
     assert record["advice"]
+    packing = record["packing"]
+    assert packing["packed_seconds"] > 0 and packing["plain_seconds"] > 0
+    assert packing["is_worth_it"] == (max(packing["gains"].values()) >= 1.05)
+    assert packing["is_worth_it"] == any("moe-coord pack" in line for line in record["advice"])
     budgets = [row["memory_bytes"] for row in record["sweep"]]
     assert budgets == sorted(budgets)
 
@@ -101,6 +105,18 @@ def test_bursts_of_a_split_model(model: Path, depth: str) -> None:
     assert record["reader"] in ("direct", "buffered")
     assert 0 < record["burst_s"]["1"] < 1
     assert 0 < record["burst_s"]["3"] < 1
+
+
+def test_bursts_as_of_a_packed_file(model: Path, tmp_path: Path) -> None:
+    """Where the file is packed already there is nothing to compare."""
+    packed = pack(model, tmp_path / "packed.gguf")
+    flags = ("--layers", "2", "--experts", "8", "--sizes", "1,2", "--seconds", "0.1")
+    for path, kinds in ((model, {"burst_s", "packed_burst_s"}), (packed, {"burst_s"})):
+        done = run_module("io_worker.burst_speed", str(path), *flags, "--packed-too")
+        assert done.returncode == 0, done.stderr
+        record = json.loads(done.stdout)
+        assert {key for key in record if key.endswith("burst_s")} == kinds
+        assert all(0 < record[kind]["2"] < 1 for kind in kinds)
 
 
 @pytest.mark.parametrize("kernels", ["auto", "numpy"])

@@ -179,9 +179,13 @@ def test_a_layer_goes_on_without_an_expert_that_nobody_asked_for() -> None:
 def test_decisions_do_not_depend_on_the_order_of_reads_or_on_deaths(
     policy: str, n_slots: int, whole_layers: bool
 ) -> None:
-    """Hits, misses and what is resident after each layer: the same for every completion order."""
+    """Hits, misses and what is resident after each layer: the same for every completion order.
+    Where slots are found written over, the same are resident; an expert that is being read again
+    when it is needed is a miss."""
     histories = []
-    for seed, kill_probability in ((0, 0.0), (1, 0.0), (2, 0.3)):
+    for seed, kill_probability, lose_probability in (
+        (0, 0.0, 0.0), (1, 0.0, 0.0), (2, 0.3, 0.0), (3, 0.1, 0.1),
+    ):  # fmt: skip
         make = POLICIES[policy]
         chosen = make(policy_geometry(4, n_slots))
         run = engine(4, 10, n_slots, policy=chosen, seed=seed, whole_layers=whole_layers)
@@ -192,20 +196,18 @@ def test_decisions_do_not_depend_on_the_order_of_reads_or_on_deaths(
             experts = script.sample(range(10), script.randint(1, 7))
             is_prompt = script.random() < 0.2
             _, held = run.run_layer(
-                need(number % 4, experts, held, int(is_prompt)), kill_probability
+                need(number % 4, experts, held, int(is_prompt)), kill_probability, lose_probability
             )
             counters = run.core.residency.counters
-            history.append(
-                (
-                    counters.hits,
-                    counters.misses,
-                    sorted(k for k, _ in run.core.residency.slots.resident()),
-                )
-            )
+            held_keys = sorted(slot.key for slot in run.core.residency.slots.slots if slot.key)
+            history.append((counters.hits, counters.misses, held_keys))
         histories.append(history)
         if kill_probability:
             assert run.n_deaths > 0
+        assert (run.n_lost > 0) == (lose_probability > 0)
+        assert run.core.residency.counters.slots_lost == run.n_lost
     assert histories[0] == histories[1] == histories[2]
+    assert [keys for *_, keys in histories[3]] == [keys for *_, keys in histories[0]]
 
 
 @pytest.mark.parametrize("n_slots", [3, 8, 20])

@@ -1,5 +1,6 @@
 """From a config to the core of a run: what is planned is what the core works on."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,19 @@ def test_the_lines_of_a_run_say_how_it_runs(model: Path) -> None:
     text = "\n".join(setup_of(model, "--io-workers", "2", "--pin-cores").lines())
     for part in ("olmoe, 4 layers", "2 I/O worker", "reader", "policy", "memory:", "cores"):
         assert part in text
+
+
+@pytest.mark.parametrize(
+    ("text", "name"), [(None, "shared"), ("split", "split"), ("compute=0,io=1", "chosen")]
+)
+def test_a_named_plan_keeps_its_name(model: Path, text: str | None, name: str) -> None:
+    """Settings have it spelled out, the line says how it was asked for."""
+    config = dataclasses.replace(exact_config(model, ()), pin_cores=True, core_plan=text)
+    machine = dataclasses.replace(read_machine(), cores=(0, 1))
+    with prepared(config, machine) as setup:
+        assert setup.cores is not None
+        assert any(f"cores ({name}): " in line for line in setup.lines())
+        assert setup.config.core_plan == str(setup.cores)
 
 
 def test_what_cannot_work_leaves_nothing_open(model: Path, tmp_path: Path) -> None:

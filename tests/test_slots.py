@@ -43,10 +43,6 @@ def test_what_is_not_in_the_table_raises(state: SlotState, event: str) -> None:
     table, slot = slot_in(state)
     assert slot.state is state
     legal = _LEGAL.get((state, event))
-    if event == "lease again":
-        legal = SlotState.LOADING if state is SlotState.CONDEMNED else None
-    elif (state, event) == (SlotState.CONDEMNED, "lease"):
-        legal = SlotState.LOADING
     if legal is None:
         with pytest.raises(SlotError) as caught:
             perform(table, slot, event)
@@ -142,9 +138,7 @@ def test_random_sequences_against_a_plain_model(seed: int) -> None:
         event = rng.choice(EVENTS)
         key = (rng.randrange(3), next(unused))
         state = states[slot.number]
-        new = _LEGAL.get((state, "lease" if event == "lease again" else event))
-        if event == "lease again" and state is not SlotState.CONDEMNED:
-            new = None
+        new = _LEGAL.get((state, event))
         if new is None:
             with pytest.raises(SlotError):
                 perform(table, slot, event, key)

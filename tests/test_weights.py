@@ -1,9 +1,6 @@
 """Dense weights in memory, embedding rows, truncated files, locked memory."""
 
 import os
-import resource
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +15,7 @@ from gguf_builder import tiny_model
 from compute_worker import weights as weights_module
 from compute_worker.arch import ModelSpec, dense_bytes, resolve
 from compute_worker.matrix import Matrix, dequantise
-from compute_worker.weights import Weights, load_weights, lock_memory, map_weights
+from compute_worker.weights import Weights, load_weights, map_weights
 from io_worker.gguf_header import ModelFormatError
 from io_worker.model_file import open_model
 from io_worker.reader import ModelFile, close_files, open_files
@@ -140,41 +137,3 @@ def test_rows_that_were_used_lately_are_kept(
         for tokens in ([1, 2], [3], [1], [4], [19, 1]):
             assert (embedding.rows(np.array(tokens, np.int32)) == whole[tokens]).all()
         assert list(embedding.kept) == [4, 1, 19]
-
-
-def test_locking_within_the_limit() -> None:
-    memory = np.ones(8192, np.uint8)
-    outcome = lock_memory(memory)
-    assert outcome.needed_bytes == 8192
-    assert outcome.locked_bytes == (0 if outcome.refusal else 8192)
-    assert lock_memory(memory[:0]).refusal == ""
-
-
-LOCK_WITHOUT_RIGHTS = """
-import os, resource, sys
-import numpy as np
-from compute_worker.weights import lock_memory
-limit = int(sys.argv[1])
-resource.setrlimit(resource.RLIMIT_MEMLOCK, (limit, limit))
-if os.getuid() == 0:
-    os.setgroups([]); os.setgid(65534); os.setuid(65534)
-outcome = lock_memory(np.ones(1 << 20, np.uint8))
-print(outcome.locked_bytes, outcome.needed_bytes, outcome.refusal)
-"""
-
-
-@pytest.mark.parametrize(("limit", "name"), [(0, "EPERM"), (65536, "ENOMEM")])
-def test_a_refused_lock_says_what_is_needed(limit: int, name: str) -> None:
-    hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
-    if hard != resource.RLIM_INFINITY and limit > hard:
-        pytest.skip("the hard limit is smaller than the case")
-    child = subprocess.run(
-        [sys.executable, "-c", LOCK_WITHOUT_RIGHTS, str(limit)],
-        cwd=Path(__file__).parent.parent,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    locked, needed, refusal = child.stdout.strip().split(" ", 2)
-    assert (locked, needed) == ("0", str(1 << 20))
-    assert f"({name}): the limit is {limit} bytes, {(1 << 20) - limit} too few" in refusal
