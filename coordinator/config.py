@@ -251,8 +251,17 @@ class Config:
     )  # fmt: skip
     metrics_port: int | None = flag(
         None, "--metrics-port", integer(0, 65535, "PORT"), SERVICE,
-        "serve Prometheus metrics of every process on this port of 127.0.0.1; 0 is off",
+        "serve Prometheus metrics of every process on this port; 0 is off",
         default_text="9400 for the service, else off",
+    )  # fmt: skip
+    metrics_host: str = flag(
+        "127.0.0.1", "--metrics-host", TEXT, SERVICE,
+        "address of the metrics; who reaches another one can read them without a key",
+    )  # fmt: skip
+    notify_socket: str | None = flag(
+        None, "--notify-socket", TEXT, SERVICE,
+        "tell a service manager there that it is ready and alive (systemd's ${NOTIFY_SOCKET})",
+        default_text="off",
     )  # fmt: skip
 
     @property

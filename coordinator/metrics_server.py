@@ -1,4 +1,4 @@
-"""Serves the metrics over HTTP on the loopback address, in a thread of its own.
+"""Serves the metrics over HTTP, on loopback unless told otherwise, in a thread of its own.
 
     GET /metrics            all processes, for people
     GET /metrics/<process>  one process, for Prometheus; 503 while it is down
@@ -12,6 +12,7 @@ is the interpreter's lock, for `SWITCH_SECONDS` at a time. Knows nothing of what
 import asyncio
 import contextlib
 import json
+import re
 import signal
 import socket
 import sys
@@ -51,21 +52,17 @@ class Response:
         return head.encode() + self.body
 
 
-def listen(port: int) -> socket.socket:
+def listen(port: int, host: str = HOST) -> socket.socket:
     """The listening socket; raises `ConfigError` if the port cannot be had."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        # a port whose last connections still linger is free
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((HOST, port))
-        listener.listen(MAX_CONNECTIONS)
+        # a port whose last connections still linger is free: `create_server` sees to that
+        return socket.create_server((host, port), family=family, backlog=MAX_CONNECTIONS)
     except OSError as error:
-        listener.close()
         raise ConfigError(
-            f"--metrics-port: expected a port of {HOST} that is free, found {port}: "
+            f"--metrics-port: expected a port of {host} that is free, found {port}: "
             f"{error.strerror}; use another, or end what listens there"
         ) from error
-    return listener
 
 
 @contextlib.contextmanager
@@ -75,7 +72,7 @@ def serving(
     connection_seconds: float = CONNECTION_SECONDS,
 ) -> Iterator[None]:
     """Serve while the `with` lasts; nobody is connected for longer than `connection_seconds`."""
-    server = _Server(exposition, listener.getsockname()[1], connection_seconds)
+    server = _Server(exposition, f"{HOST}:{listener.getsockname()[1]}", connection_seconds)
     loop, stop = asyncio.new_event_loop(), asyncio.Event()
 
     def live() -> None:
@@ -96,9 +93,9 @@ def serving(
         sys.setswitchinterval(interval_before)
 
 
-def respond(request_line: bytes, exposition: Exposition, port: int) -> Response:
-    """The answer to a request by its first line."""
-    words = request_line.decode("latin-1").split()
+def respond(head: bytes, exposition: Exposition, own_address: str) -> Response:
+    """The answer to a request by its head; `own_address` is for one that does not name a host."""
+    words = head.partition(b"\r\n")[0].decode("latin-1").split()
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
         return _plain(HTTPStatus.BAD_REQUEST, "expected an HTTP/1 request")
     method, path = words[0], words[1].partition("?")[0]
@@ -107,7 +104,9 @@ def respond(request_line: bytes, exposition: Exposition, port: int) -> Response:
     if path == "/metrics":
         return Response(HTTPStatus.OK, CONTENT_TYPE, exposition.page_of_all())
     if path == "/targets":
-        return Response(HTTPStatus.OK, JSON, _targets(exposition, port))
+        return Response(
+            HTTPStatus.OK, JSON, _targets(exposition, _asked_address(head) or own_address)
+        )
     process = path.removeprefix("/metrics/")
     if process not in exposition.processes:
         return _plain(HTTPStatus.NOT_FOUND, "try /metrics or /targets")
@@ -121,11 +120,17 @@ def _plain(status: HTTPStatus, text: str) -> Response:
     return Response(status, PLAIN, f"{text}\n".encode())
 
 
-def _targets(exposition: Exposition, port: int) -> bytes:
+def _asked_address(head: bytes) -> str | None:
+    """The address under which the scraper knows this server: it is told the same again."""
+    match = re.search(rb"\r\nhost:[ \t]*([\w.:\[\]-]{1,255})[ \t]*\r\n", head, re.IGNORECASE)
+    return match[1].decode() if match is not None else None
+
+
+def _targets(exposition: Exposition, address: str) -> bytes:
     """One target per process: the same address, a path and a label of its own."""
     targets = [
         {
-            "targets": [f"{HOST}:{port}"],
+            "targets": [address],
             "labels": {"__metrics_path__": f"/metrics/{process}", "process": process},
         }
         for process in exposition.processes
@@ -136,9 +141,9 @@ def _targets(exposition: Exposition, port: int) -> bytes:
 class _Server:
     """Connections of the serving thread, each a task."""
 
-    def __init__(self, exposition: Exposition, port: int, connection_seconds: float) -> None:
+    def __init__(self, exposition: Exposition, address: str, connection_seconds: float) -> None:
         self._exposition = exposition
-        self._port = port
+        self._address = address
         self._connection_seconds = connection_seconds
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -173,7 +178,7 @@ class _Server:
 
     def _respond(self, head: bytes) -> Response:
         try:
-            return respond(head.partition(b"\r\n")[0], self._exposition, self._port)
+            return respond(head, self._exposition, self._address)
         except Exception as error:  # a fault of ours: say it to who can see it
             text = f"{type(error).__name__}: {error}"
             return _plain(HTTPStatus.INTERNAL_SERVER_ERROR, text)

@@ -12,7 +12,7 @@ from coordinator.actions import Ended
 from coordinator.disk_use import DiskUse
 from coordinator.engine import Engine
 from coordinator.metrics import Exposition, run_view
-from coordinator.metrics_server import HOST, listen, serving
+from coordinator.metrics_server import listen, serving
 from coordinator.session import open_session, restore, save
 from coordinator.setup import Setup
 from coordinator.signals import Signals
@@ -138,15 +138,21 @@ class ProcessRunner:
 
 
 def wait_ready(
-    engine: Engine, setup: Setup, terminal: Terminal, signals: Signals
+    engine: Engine,
+    setup: Setup,
+    terminal: Terminal,
+    signals: Signals,
+    turned: Callable[[], None] = lambda: None,
 ) -> dict[str, str]:
     """Until all processes are up and, where everything fits, all experts are read; or a signal.
 
-    Returns what only the compute process can resolve of the settings, by flag.
+    `turned` is called after every turn of the loop. Returns what only the compute process can
+    resolve of the settings, by flag.
     """
     settings: dict[str, str] = {}
     while not engine.is_ready and signals.received is None:
         engine.run_once()
+        turned()
     for child in engine.children:
         if "kernels" in child.detail:
             terminal.line(f"kernels: {child.detail['kernels']}")
@@ -160,6 +166,7 @@ def wait_ready(
             n_all = setup.plan.n_experts
             terminal.progress("experts", n_all - engine.n_loading, n_all)
             engine.run_once(PROGRESS_SECONDS)
+            turned()
     terminal.end_progress()
     return settings
 
@@ -175,8 +182,8 @@ def running(
     """
     runner = ProcessRunner(setup, terminal, signals)
     with contextlib.ExitStack() as stack:
-        port = setup.config.metrics_port
-        listener = stack.enter_context(listen(port)) if port else None
+        host, port = setup.config.metrics_host, setup.config.metrics_port
+        listener = stack.enter_context(listen(port, host)) if port else None
         session = stack.enter_context(open_session(setup))
         fds = session.fds if session is not None else ()
         engine = started(setup, runner, keep_fd=keep_fd, compute_fds=fds)
@@ -184,7 +191,7 @@ def running(
         if listener is not None:
             pages = Exposition(run_view(runner.engine, setup))
             stack.enter_context(serving(listener, pages))
-            terminal.line(f"metrics: http://{HOST}:{port}/metrics")
+            terminal.line(f"metrics: http://{host}:{port}/metrics")
         runner.found_settings = wait_ready(runner.engine, setup, terminal, signals)
         if session is not None:
             restore(session, runner.engine, setup, terminal)

@@ -17,9 +17,9 @@ from coordinator.http_totals import HttpTotals
 from coordinator.launch import HTTP, ChildSpec
 from coordinator.machine import read_machine
 from coordinator.metrics import Exposition, run_view
-from coordinator.metrics_server import HOST as METRICS_HOST
 from coordinator.metrics_server import listen as listen_for_metrics
 from coordinator.metrics_server import serving
+from coordinator.notify import Notifier
 from coordinator.rates import Noted, Rates
 from coordinator.records import announce, save_usage, warn_of_lost_records
 from coordinator.request import Phase
@@ -62,10 +62,12 @@ def serve(config: Config) -> int:
     ):
         listener = stack.enter_context(listen(config))
         port = config.metrics_port if config.metrics_port is not None else DEFAULT_METRICS_PORT
-        metrics = stack.enter_context(listen_for_metrics(port)) if port else None
+        host = config.metrics_host
+        metrics = stack.enter_context(listen_for_metrics(port, host)) if port else None
+        notifier = stack.enter_context(Notifier(config.notify_socket))
         setup = stack.enter_context(prepared(config, read_machine(), None, config.parallel))
         announce(setup, terminal)
-        service = Service(setup, terminal, signals, http_spec(setup, listener))
+        service = Service(setup, terminal, signals, http_spec(setup, listener), notifier)
         session = stack.enter_context(open_session(setup))
         fds = session.fds if session is not None else ()
         engine = stack.enter_context(started(setup, service, front=service, compute_fds=fds))
@@ -73,10 +75,11 @@ def serve(config: Config) -> int:
         service.attach(engine, StatusReport(engine, setup, view))
         if metrics is not None:
             stack.enter_context(serving(metrics, Exposition(view)))
-            terminal.line(f"metrics: http://{METRICS_HOST}:{port}/metrics")
-        wait_ready(engine, setup, terminal, signals)
+            terminal.line(f"metrics: http://{host}:{port}/metrics")
+        wait_ready(engine, setup, terminal, signals, lambda: notifier.alive(time.monotonic()))
         if session is not None:
             restore(session, engine, setup, terminal)
+        notifier.ready(f"serving {url_of(listener)}/")
         terminal.line(f"ready: {url_of(listener)}/ waits for requests until SIGTERM")
         try:
             service.run()
@@ -91,12 +94,20 @@ def serve(config: Config) -> int:
 class Service:
     """Listener and front of the engine."""
 
-    def __init__(self, setup: Setup, terminal: Terminal, signals: Signals, spec: ChildSpec) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        terminal: Terminal,
+        signals: Signals,
+        spec: ChildSpec,
+        notifier: Notifier,
+    ) -> None:
         self.http = HttpTotals()
         self._setup = setup
         self._terminal = terminal
         self._signals = signals
         self._spec = spec
+        self._notifier = notifier
         self._attached: tuple[Engine, StatusReport] | None = None
         self._rates = Rates(time.monotonic_ns())
         self._answers: dict[int, RunningAnswer] = {}  # by number of the core, oldest first
@@ -122,6 +133,7 @@ class Service:
         """Serve until a signal, then let the running answers end. Raises `EngineError`."""
         while self._signals.received is None:
             self._turn()
+        self._notifier.stopping()
         deadline = time.monotonic() + self._setup.config.drain_seconds
         if self._answers:
             self._terminal.line(f"draining: {len(self._answers)} request(s) end first")
@@ -137,6 +149,7 @@ class Service:
         self._tell_state()
         self._engine.run_once()
         self._tell_begun()
+        self._notifier.alive(time.monotonic())
         now_ns = time.monotonic_ns()
         if self._rates.is_due(now_ns):
             self._rates.note(self._noted(now_ns))

@@ -9,12 +9,12 @@ from coordinator.totals import READ_BOUNDS_SECONDS
 
 INTRODUCTION = """# Metrics
 
-The service (and with `--metrics-port` any run) serves these on 127.0.0.1:9400, one page per process
-at `/metrics/<process>` (`coordinator`, `compute`, `io0`, …, `http`), which answers 503 while the
-process is down. `/targets` lists the pages for Prometheus (`http_sd`); each target has a label
-`process`. `/metrics` shows all pages in one, for people. Counters belong to the name of a process:
-they go on where they were when it is started again. `prometheus.yml` here scrapes them, `rules/`
-has recording and alerting rules.
+The service (and with `--metrics-port` any run) serves these on 127.0.0.1:9400 (or on the address of
+`--metrics-host`), one page per process at `/metrics/<process>` (`coordinator`, `compute`, `io0`, …,
+`http`), which answers 503 while the process is down. `/targets` lists the pages for Prometheus
+(`http_sd`); each target has a label `process`. `/metrics` shows all pages in one, for people.
+Counters belong to the name of a process: they go on where they were when it is started again.
+`prometheus.yml` here scrapes them, `rules/` has recording and alerting rules.
 
 This file is printed by `tests/metrics_table.py`.
 

@@ -167,6 +167,33 @@ def test_a_fault_of_ours_is_told(served: Served) -> None:
 # Bounds
 
 
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        (b"Host: moe-coord:9400\r\n", "moe-coord:9400"),
+        (b"hOST:[::1]:9400 \r\n", "[::1]:9400"),
+        (b"X-Host: other\r\n", None),
+        (b'Host: a"b\r\n', None),
+        (b"", None),
+    ],
+)
+def test_targets_have_the_address_that_was_asked(
+    served: Served, host: bytes, expected: str | None
+) -> None:
+    with served.connect() as connection:
+        connection.sendall(b"GET /targets HTTP/1.1\r\n" + host + b"\r\n")
+        body = connection.makefile("rb").read().partition(b"\r\n\r\n")[2]
+    found = {address for item in json.loads(body) for address in item["targets"]}
+    assert found == {expected or f"127.0.0.1:{served.port}"}
+
+
+def test_another_address_can_be_chosen() -> None:
+    with listen(0, "0.0.0.0") as listener:
+        assert listener.getsockname()[0] == "0.0.0.0"
+    with pytest.raises(ConfigError, match=r"--metrics-port: expected a port of 192\.0\.2\.1 "):
+        listen(9400, "192.0.2.1")
+
+
 def test_a_used_port_is_refused_by_its_number() -> None:
     with socket.create_server((HOST, 0)) as other:
         port = other.getsockname()[1]
