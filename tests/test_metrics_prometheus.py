@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from arms import Together, submit_of
+from deployment import panel_queries
 from gguf_builder import tiny_model
 from needs import needs_program
 
@@ -234,6 +235,7 @@ def test_prometheus_sees_every_process_also_across_a_death(
     run.turn_until(lambda: prometheus.up() == dict.fromkeys(everyone, 1))
     run.turn_until(lambda: run.n_tokens > 20)
     check_that_all_series_are_there(prometheus, everyone)
+    run.turn_until(lambda: not panels_without_data(prometheus))  # rates need two scrapes
 
     # io0 is killed, and the one that takes its place stops before it is ready
     before = counters(prometheus)
@@ -272,6 +274,11 @@ def test_prometheus_sees_every_process_also_across_a_death(
 def n_reads_of_io0(prometheus: Prometheus) -> float:
     ((_, value),) = prometheus.query('moe_coord_read_seconds_count{process="io0"}')
     return value
+
+
+def panels_without_data(prometheus: Prometheus) -> list[str]:
+    """Of the dashboard."""
+    return [title for title, query in panel_queries() if not prometheus.query(query)]
 
 
 def check_that_all_series_are_there(prometheus: Prometheus, everyone: set[str]) -> None:
