@@ -14,6 +14,7 @@ from coordinator.bench_commands import BenchCommand, CappedCommand, CeilingComma
 from coordinator.budget import ResourceError
 from coordinator.capped import run_capped
 from coordinator.ceiling import run_ceiling
+from coordinator.client_commands import ChatCommand, TopCommand
 from coordinator.command_line import parse
 from coordinator.commands import (
     Command,
@@ -39,10 +40,13 @@ from coordinator.plan import run_plan
 from coordinator.replay_report import show_replay
 from coordinator.runner import Running, running
 from coordinator.service import serve
+from coordinator.service_client import ServiceError
 from coordinator.slot_classes import PoolTooSmallError
 from coordinator.streams import OutputError, let_output_go, open_missing_streams
 from coordinator.synth import run_synth
+from coordinator.terminal_chat import run_chat
 from coordinator.tokenizer import TokenizerError
+from coordinator.top import run_top
 from coordinator.topics import topic_text
 from coordinator.trace_commands import ReplayCommand, TraceCommand
 from coordinator.trace_report import show_trace
@@ -61,6 +65,7 @@ EXIT_CODES: dict[type[Exception], int] = {
     ResourceError: 4,
     PoolError: 4,
     LinkError: 4,
+    ServiceError: 4,
     MemoryError: 4,
     OutputError: 4,
     OSError: 4,
@@ -131,6 +136,10 @@ def dispatch(command: Command, typed: Sequence[str]) -> int:
         case ReplayCommand():
             show_replay(command, sys.stdout)
             return 0
+        case TopCommand():
+            return run_top(command)
+        case ChatCommand():
+            return run_chat(command)
         case HelpCommand(topic):
             print(topic_text(topic))
             return 0

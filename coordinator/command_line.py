@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, BinaryIO, NoReturn
 
 from coordinator.bench_commands import CappedCommand
-from coordinator.combinations import PROMPTS, combined
+from coordinator.client_commands import ChatArguments, ChatCommand
+from coordinator.combinations import PROMPTS, combined, flag_name
 from coordinator.commands import (
     COMMANDS,
     Command,
@@ -87,6 +88,8 @@ def parse(arguments: Sequence[str], cores: Sequence[int] | None = None) -> Comma
         return _calibrate(values, cores)
     if name == "plan":
         return _plan(values, cores)
+    if name == "chat":
+        return _chat(values, cores)
     command: Command = COMMANDS[name][1](**values)
     return command
 
@@ -107,6 +110,21 @@ def _plan(values: dict[str, Any], cores: Sequence[int]) -> PlanCommand:
     own = PlanArguments(**{name: values.pop(name) for name in names & set(values)})
     config = combined(Config(**values), frozenset(values), cores)
     return PlanCommand(config, own.n_prompt, own.n_answer, own.probe_seconds, own.json)
+
+
+def _chat(values: dict[str, Any], cores: Sequence[int]) -> ChatCommand:
+    """A running service, or settings for one of its own."""
+    names = {field.name for field in dataclasses.fields(ChatArguments)}
+    own = ChatArguments(**{name: values.pop(name) for name in names & set(values)})
+    given = frozenset(values)
+    if own.url is None:
+        return ChatCommand(own, (combined(Config(**values), given, cores), given))
+    if given:
+        raise ConfigError(
+            f"{flag_name(min(given))}: expected no setting of the engine with --url, found it; the "
+            "service has its own: drop one of them"
+        )
+    return ChatCommand(own, None)
 
 
 def prompt_text(config: Config, standard_input: BinaryIO) -> str | None:

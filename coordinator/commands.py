@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.bench_commands import BenchCommand, CappedCommand, CeilingCommand
+from coordinator.client_commands import ChatArguments, ChatCommand, TopCommand
 from coordinator.config import (
     COMPUTE,
     INPUT,
@@ -35,7 +36,9 @@ BORROWED_GROUPS: Mapping[str, tuple[str, ...]] = {
     "eval": ENGINE_GROUPS,
     "plan": ENGINE_GROUPS,
     "calibrate": (INPUT, SAMPLING, *ENGINE_GROUPS),
+    "chat": ENGINE_GROUPS,
 }
+CHAT_BORROWS = ("model",)
 COUNTS_OF_OTHERS = ("policy", "usage", "hot_set", "imatrix")  # calibration makes its own
 
 
@@ -179,6 +182,8 @@ Command = (
     | CeilingCommand
     | TraceCommand
     | ReplayCommand
+    | TopCommand
+    | ChatCommand
     | HelpCommand
     | CompletionCommand
 )
@@ -197,6 +202,8 @@ COMMANDS: Mapping[str, tuple[str, type]] = {
     "ceiling": ("measure what disk and arithmetic allow, each alone", CeilingCommand),
     "trace": ("what a recorded routing says: skew, locality, working set, guesses", TraceCommand),
     "replay": ("hits of every policy at every pool size over a recorded routing", ReplayCommand),
+    "chat": ("talk with the model in the terminal", ChatArguments),
+    "top": ("the status of a running service in the terminal", TopCommand),
     "help": ("explain memory, cores, readers or policies", HelpCommand),
     "completion": ("print the completion script of a shell", CompletionCommand),
 }
@@ -207,6 +214,8 @@ def command_flags(name: str | None) -> list[tuple[str, Flag]]:
     if name is None:
         return list(flags_of(Config))
     flags = list(flags_of(COMMANDS[name][1]))
+    if name == "chat":
+        flags += [found for found in flags_of(Config) if found[0] in CHAT_BORROWS]
     own = {field_name for field_name, _ in flags}
     for field_name, declared in flags_of(Config):
         if declared.group not in BORROWED_GROUPS.get(name, ()) or field_name in own:

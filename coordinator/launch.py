@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -173,6 +173,31 @@ def start_renderer(connection: socket.socket) -> "subprocess.Popen[bytes]":
         stderr=subprocess.DEVNULL,
         env={},
     )
+
+
+def start_own_service(arguments: Sequence[str]) -> "subprocess.Popen[bytes]":
+    """Start ``moe-coord`` with these arguments; it ends with this process at the latest.
+
+    It is in a process group of its own, so that Ctrl-C at the terminal is not meant for it, and
+    what it says comes through the pipe of its standard error.
+    """
+    command = [sys.executable, "-P", "-m", "coordinator.own_service", str(os.getpid()), *arguments]
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        process_group=0,
+    )
+
+
+def stop_own_service(process: "subprocess.Popen[bytes]", timeout_seconds: float) -> None:
+    """Let it end, or end it."""
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout_seconds)
+    process.kill()
+    process.wait()
 
 
 @contextlib.contextmanager

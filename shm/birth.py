@@ -74,7 +74,7 @@ def begin_life(arguments: ChildArguments) -> Birth:
     Raises `SystemExit` if the parent is gone already: there is nobody left to report to.
     """
     warnings = []
-    if not _die_with_parent():
+    if not die_with_parent():
         warnings.append("prctl(PR_SET_PDEATHSIG) refused: this process looks for its parent itself")
     if parent_is_gone(arguments.parent_pid):
         raise SystemExit(0)
@@ -107,7 +107,7 @@ def start_time(pid: int) -> int | None:
     return int(stat[stat.rindex(b")") + 2 :].split()[19])
 
 
-def _die_with_parent() -> bool:
+def die_with_parent() -> bool:
     """SIGKILL when the parent ends: seen by the kernel, so no native call can delay it."""
     libc = ctypes.CDLL(None, use_errno=True)
     return bool(libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0)

@@ -48,8 +48,8 @@ LEAVES = {
     "io_worker.slabs",
 }
 # Processes of their own, reached by a clean exec: the decision core inside the compute process, and
-# the writer of synthetic models. Nothing may import them.
-OWN_PROCESSES = {"coordinator.single_process"}
+# the service that a chat starts. Nothing may import them.
+OWN_PROCESSES = {"coordinator.own_service", "coordinator.single_process"}
 
 # library -> the only modules that may import it
 ONLY_IN = {
@@ -70,6 +70,8 @@ ONLY_IN = {
         "coordinator.model_map",
         "coordinator.tables",
         "coordinator.terminal",
+        "coordinator.top",
+        "coordinator.top_view",
         "coordinator.trace_report",
     },
     "prometheus_client": {"coordinator.metrics"},

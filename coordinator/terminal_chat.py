@@ -1,0 +1,197 @@
+"""`moe-coord chat`: talk with the model in the terminal, over a running service or one of its own.
+
+Answers go to standard output, all else to standard error.
+"""
+
+import contextlib
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from coordinator.client_commands import ChatCommand
+from coordinator.config import Config
+from coordinator.conversation import COMMANDS, OUTSIDE, CommandError, Conversation
+from coordinator.engine import EngineError
+from coordinator.flags import flags_of
+from coordinator.launch import start_own_service, stop_own_service
+from coordinator.service_client import (
+    Finished,
+    ServiceClient,
+    ServiceError,
+    Text,
+    Waiting,
+    key_of,
+)
+from coordinator.streams import write_output
+from coordinator.terminal import Terminal
+from coordinator.top_view import one_line
+from coordinator.typed_lines import default_history, read_message, remembered
+
+HOST = "127.0.0.1"
+STOP_SECONDS = 10.0
+READY = "ready: "
+PROMPT = "> "
+
+
+def run_chat(command: ChatCommand) -> int:
+    """The conversation, until its end. Raises `ServiceError`, `EngineError`."""
+    given = command.arguments
+    with Terminal() as terminal, contextlib.ExitStack() as stack:
+        url = given.url
+        if command.engine is not None:
+            url = stack.enter_context(own_service(*command.engine, terminal))
+        assert url is not None
+        client = ServiceClient(url, key_of(given.api_key))
+        status = client.status()  # a wrong address or key is told before anything is typed
+        drawing = ("max_tokens", "temperature", "top_p", "seed")
+        talk = Conversation(given.system, {name: getattr(given, name) for name in drawing})
+        names = (*COMMANDS, *OUTSIDE)
+        trouble = stack.enter_context(remembered(given.history or default_history(), names))
+        if trouble is not None:
+            terminal.warning(trouble)
+        terminal.line(f"{status['model']['name']} at {url}; /help lists the commands")
+        _talk(client, talk, terminal)
+    return 0
+
+
+def _talk(client: ServiceClient, talk: Conversation, terminal: Terminal) -> None:
+    while True:
+        try:
+            line = read_message(PROMPT)
+        except KeyboardInterrupt:  # what was typed is dropped
+            sys.stderr.write("\n")
+            continue
+        if line is None or line.strip() == "/quit":
+            return
+        if not line.strip():
+            continue
+        try:
+            if line.startswith("/"):
+                _command(line.strip(), client, talk, terminal)
+            else:
+                talk.ask(line)
+                _answer(client, talk, terminal)
+        except (CommandError, ServiceError) as error:
+            terminal.warning(str(error))
+
+
+def _command(line: str, client: ServiceClient, talk: Conversation, terminal: Terminal) -> None:
+    if line == "/status":
+        terminal.line(one_line(client.status()))
+    elif line == "/retry":
+        talk.retry()
+        _answer(client, talk, terminal)
+    else:
+        terminal.line(printable(talk.command(line)))
+
+
+def _answer(client: ServiceClient, talk: Conversation, terminal: Terminal) -> None:
+    """Have the last question answered, and print it as it comes; Ctrl-C stops it."""
+    text, finished = "", None
+    try:
+        with contextlib.closing(client.chat(talk.messages, talk.parameters)) as events:
+            for event in events:
+                match event:
+                    case Waiting(done, total):
+                        terminal.progress("prompt", done, total)
+                    case Text(piece):
+                        terminal.end_progress()
+                        text += piece
+                        write_output(printable(piece))
+                    case Finished():
+                        finished = event
+    except KeyboardInterrupt:
+        terminal.end_progress()
+    except ServiceError:
+        terminal.end_progress()
+        talk.answer(text)
+        raise
+    talk.answer(text)
+    write_output("\n")
+    terminal.line(summary(finished))
+
+
+def summary(finished: Finished | None) -> str:
+    """What an answer cost, in one line."""
+    if finished is None:
+        return "(stopped)"
+    found: dict[str, Any] = dict(finished.timings)
+    parts = [f"{found.get('predicted_n', 0)} tokens"]
+    if found.get("predicted_per_second"):
+        parts.append(f"{found['predicted_per_second']:.1f} tokens/s")
+    if found.get("prompt_n") is not None:
+        seconds = found.get("prompt_ms", 0.0) / 1e3
+        parts.append(f"prompt of {found['prompt_n']} in {seconds:.2f} s")
+        if found.get("cache_n"):
+            parts[-1] += f" ({found['cache_n']} known)"
+    if found.get("hit_rate") is not None:
+        parts.append(f"hit rate {100 * found['hit_rate']:.1f} %")
+    if finished.reason == "length":
+        parts.append("cut short: the context is full, or --max-tokens reached (/set max_tokens)")
+    return f"({', '.join(parts)})"
+
+
+def printable(text: str) -> str:
+    """Without what a terminal would obey: models repeat what they were trained on."""
+    return "".join(c if c in "\n\t" or c.isprintable() else "�" for c in text)
+
+
+# A service of its own
+
+
+def service_arguments(config: Config, given: Collection[str], port: int) -> list[str]:
+    """The command line of a service with these settings: those that were given, one at a time."""
+    arguments = [f"--port={port}", "--metrics-port=0", "--parallel=1"]
+    for name, flag in flags_of(Config):
+        value = getattr(config, name)
+        if name not in given or value is None or value is False:
+            continue
+        if value is True:
+            arguments.append(flag.name)
+        else:
+            values = value if flag.many else (value,)
+            arguments += [f"{flag.name}={item}" for item in values]
+    return arguments
+
+
+@contextlib.contextmanager
+def own_service(config: Config, given: Collection[str], terminal: Terminal) -> Iterator[str]:
+    """The address of a service that lives as long as the `with`. Raises `EngineError`."""
+    port = _free_port()
+    process = start_own_service(service_arguments(config, given, port))
+    said: deque[str] = deque(maxlen=5)
+    ready = threading.Event()
+    assert process.stderr is not None
+
+    def listen() -> None:
+        assert process.stderr is not None
+        for data in process.stderr:
+            line = data.decode("utf-8", "replace").rstrip("\n")
+            said.append(line)
+            if line.startswith(READY):
+                ready.set()
+            elif not ready.is_set():
+                terminal.line(printable(line))
+        ready.set()  # it has ended
+
+    listener = threading.Thread(target=listen, name="service", daemon=True)
+    listener.start()
+    try:
+        ready.wait()
+        if not any(line.startswith(READY) for line in said):
+            last = said[-1] if said else "no word"
+            raise EngineError(process.wait(), last.removeprefix("moe-coord: error: "))
+        yield f"http://{HOST}:{port}"
+    finally:
+        stop_own_service(process, STOP_SECONDS)
+        listener.join(STOP_SECONDS)
+        process.stderr.close()
+
+
+def _free_port() -> int:
+    with socket.create_server((HOST, 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
