@@ -35,6 +35,7 @@ from coordinator.flag_values import ConfigError
 from coordinator.generate import generate
 from coordinator.launch import ONE_THREAD
 from coordinator.model_map import show_map
+from coordinator.named_model import located
 from coordinator.pack import run_pack
 from coordinator.plan import run_plan
 from coordinator.replay_report import show_replay
@@ -76,7 +77,7 @@ EXIT_INTERNAL = 5
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns the exit code."""
     typed = sys.argv[1:] if arguments is None else arguments
-    return reported(lambda: dispatch(parse(typed), typed))
+    return reported(lambda: dispatch(located(parse(typed), typed), typed))
 
 
 def reported(job: Callable[[], int]) -> int:

@@ -38,7 +38,7 @@ BORROWED_GROUPS: Mapping[str, tuple[str, ...]] = {
     "calibrate": (INPUT, SAMPLING, *ENGINE_GROUPS),
     "chat": ENGINE_GROUPS,
 }
-CHAT_BORROWS = ("model",)
+CHAT_BORROWS = ("model", "model_cache")
 COUNTS_OF_OTHERS = ("policy", "usage", "hot_set", "imatrix")  # calibration makes its own
 
 

@@ -51,7 +51,12 @@ class Config:
 
     model: Path = flag(
         shipped_model(), "-m --model", PATH, INPUT,
-        "GGUF file, or the first part of a split one", default_text="the model that ships with it",
+        "GGUF file, the first part of a split one, or a name: hf:OWNER/REPO:Q4_K_M (fetched if it "
+        "is not in the cache), ollama:NAME:TAG", default_text="the model that ships with it",
+    )  # fmt: skip
+    model_cache: Path | None = flag(
+        None, "--model-cache", PATH, INPUT, "folder where named models are looked for and put",
+        default_text="that of Hugging Face's or Ollama's own programs",
     )  # fmt: skip
     prompt: str | None = flag(
         None, "-p --prompt", TEXT, INPUT,

@@ -34,6 +34,7 @@ from coordinator.disk_use import DiskUse, DiskUseTotals
 from coordinator.engine import COMPUTE, EXIT_MODEL, EngineError
 from coordinator.health import bus_error
 from coordinator.memory_watch import MemoryWatch
+from coordinator.named_model import located
 from coordinator.runner import RequestListener, Runner
 from coordinator.setup import Setup, build_core
 from coordinator.signals import Signals
@@ -277,7 +278,7 @@ def main() -> int:
     """Exit code of the process."""
 
     def job() -> int:
-        command = parse(sys.argv[1:])
+        command = located(parse(sys.argv[1:]), sys.argv[1:])
         assert isinstance(command, Config | EvalCommand)
         return run_engine(command, running)
 

@@ -20,7 +20,10 @@ MODULES = sorted(
 )
 MAX_MODULE_LINES, MAX_FUNCTION_LINES = 300, 60
 MAY_BE_LONGER = {"shm.messages": 400}  # one file declares them all, with who answers whom
-MAY_IMPORT_IN_TRY = {"compute_worker.native_kernels"}  # an install without a compiler has none
+MAY_IMPORT_IN_TRY = {
+    "compute_worker.native_kernels",  # an install without a compiler has none
+    "coordinator.fetch_model",  # an install without the extra
+}
 
 MAY_IMPORT = {
     "shm": {"shm"},
@@ -47,9 +50,13 @@ LEAVES = {
     "io_worker.slab_reader",
     "io_worker.slabs",
 }
-# Processes of their own, reached by a clean exec: the decision core inside the compute process, and
-# the service that a chat starts. Nothing may import them.
-OWN_PROCESSES = {"coordinator.own_service", "coordinator.single_process"}
+# Processes of their own, reached by a clean exec: what fetches a model, the service that a chat
+# starts, and the decision core inside the compute process. Nothing may import them.
+OWN_PROCESSES = {
+    "coordinator.fetch_model",
+    "coordinator.own_service",
+    "coordinator.single_process",
+}
 
 # library -> the only modules that may import it
 ONLY_IN = {
