@@ -4,19 +4,14 @@ Answers go to standard output, all else to standard error.
 """
 
 import contextlib
-import socket
 import sys
-import threading
-from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 from coordinator.client_commands import ChatCommand
 from coordinator.config import Config
 from coordinator.conversation import COMMANDS, OUTSIDE, CommandError, Conversation
-from coordinator.engine import EngineError
 from coordinator.flags import flags_of
-from coordinator.launch import start_own_service, stop_own_service
 from coordinator.service_client import (
     Finished,
     ServiceClient,
@@ -25,14 +20,13 @@ from coordinator.service_client import (
     Waiting,
     key_of,
 )
+from coordinator.service_process import service_process
 from coordinator.streams import write_output
 from coordinator.terminal import Terminal
 from coordinator.top_view import one_line
 from coordinator.typed_lines import default_history, read_message, remembered
 
-HOST = "127.0.0.1"
 STOP_SECONDS = 10.0
-READY = "ready: "
 PROMPT = "> "
 
 
@@ -42,7 +36,10 @@ def run_chat(command: ChatCommand) -> int:
     with Terminal() as terminal, contextlib.ExitStack() as stack:
         url = given.url
         if command.engine is not None:
-            url = stack.enter_context(own_service(*command.engine, terminal))
+            own = service_process(
+                service_arguments(*command.engine), _say_until_ready(terminal), STOP_SECONDS
+            )
+            url, _ = stack.enter_context(own)
         assert url is not None
         client = ServiceClient(url, key_of(given.api_key))
         status = client.status()  # a wrong address or key is told before anything is typed
@@ -142,9 +139,19 @@ def printable(text: str) -> str:
 # A service of its own
 
 
-def service_arguments(config: Config, given: Collection[str], port: int) -> list[str]:
+def _say_until_ready(terminal: Terminal) -> Callable[[str, bool], None]:
+    """Later lines would stand in the middle of an answer."""
+
+    def say(line: str, is_starting: bool) -> None:
+        if is_starting:
+            terminal.line(printable(line))
+
+    return say
+
+
+def service_arguments(config: Config, given: Collection[str]) -> list[str]:
     """The command line of a service with these settings: those that were given, one at a time."""
-    arguments = [f"--port={port}", "--metrics-port=0", "--parallel=1"]
+    arguments = ["--parallel=1"]
     for name, flag in flags_of(Config):
         value = getattr(config, name)
         if name not in given or value is None or value is False:
@@ -155,43 +162,3 @@ def service_arguments(config: Config, given: Collection[str], port: int) -> list
             values = value if flag.many else (value,)
             arguments += [f"{flag.name}={item}" for item in values]
     return arguments
-
-
-@contextlib.contextmanager
-def own_service(config: Config, given: Collection[str], terminal: Terminal) -> Iterator[str]:
-    """The address of a service that lives as long as the `with`. Raises `EngineError`."""
-    port = _free_port()
-    process = start_own_service(service_arguments(config, given, port))
-    said: deque[str] = deque(maxlen=5)
-    ready = threading.Event()
-    assert process.stderr is not None
-
-    def listen() -> None:
-        assert process.stderr is not None
-        for data in process.stderr:
-            line = data.decode("utf-8", "replace").rstrip("\n")
-            said.append(line)
-            if line.startswith(READY):
-                ready.set()
-            elif not ready.is_set():
-                terminal.line(printable(line))
-        ready.set()  # it has ended
-
-    listener = threading.Thread(target=listen, name="service", daemon=True)
-    listener.start()
-    try:
-        ready.wait()
-        if not any(line.startswith(READY) for line in said):
-            last = said[-1] if said else "no word"
-            raise EngineError(process.wait(), last.removeprefix("moe-coord: error: "))
-        yield f"http://{HOST}:{port}"
-    finally:
-        stop_own_service(process, STOP_SECONDS)
-        listener.join(STOP_SECONDS)
-        process.stderr.close()
-
-
-def _free_port() -> int:
-    with socket.create_server((HOST, 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
