@@ -2,7 +2,6 @@
 
 import json
 import math
-import socket
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -11,24 +10,16 @@ from pathlib import Path
 import pytest
 from deployment import dashboard, panel_queries
 from prometheus_program import Prometheus, running_prometheus
-from running_program import RunningProgram, wait_until
+from running_program import RunningProgram, free_port, wait_until
 
 HOST = "127.0.0.1"
 WAIT_SECONDS = 60.0
 
 
-def free_ports(n: int) -> list[int]:
-    listeners = [socket.create_server((HOST, 0)) for _ in range(n)]
-    ports = [listener.getsockname()[1] for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ports
-
-
 @pytest.fixture
 def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
     """Of a service that answers one prompt after another."""
-    port, metrics_port = free_ports(2)
+    port, metrics_port = free_port(), free_port()
     flags = ("--port", str(port), "--metrics-port", str(metrics_port), "--pool", "40%")
     is_over = threading.Event()
 

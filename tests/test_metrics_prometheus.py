@@ -198,8 +198,12 @@ def n_reads_of_io0(prometheus: Prometheus) -> float:
 
 def check_that_all_series_are_there(prometheus: Prometheus, everyone: set[str]) -> None:
     """Every declared series at every process that is to show it, and figures that moved."""
-    of = {"coordinator": {"coordinator"}, "compute": {"compute"}, "readers": {"io0", "io1"}}
-    of["http"] = set()  # this run has none
+    of: dict[str, set[str]] = {
+        "coordinator": {"coordinator"},
+        "compute": {"compute"},
+        "readers": {"io0", "io1"},
+        "http": set(),  # this run has none
+    }
     for series in SERIES:
         name = series.full_name + ("_count" if series.kind == "histogram" else "")
         found = {labels["process"] for labels, _ in prometheus.query(name)}

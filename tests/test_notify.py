@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from running_program import RunningProgram
+from running_program import RunningProgram, free_port
 
 from coordinator.notify import ALIVE_INTERVAL_SECONDS, Notifier
 
@@ -23,12 +23,6 @@ def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[so
         listener.bind(name)
         listener.settimeout(30)
         yield listener, address
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def heard(listener: socket.socket) -> list[str]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import socket
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -11,18 +10,12 @@ from typing import Any
 
 import pytest
 from needs import needs_program
-from running_program import RunningProgram
+from running_program import RunningProgram, free_port
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="needs the Python package selenium")
 WAIT_SECONDS = 30.0
 SIZES = {"desktop": (1600, 1000), "phone": (400, 800)}
 Rgb = tuple[int, int, int]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 import yaml
 from arms import run_program
 from deployment import DEPLOY
+from running_program import free_port
 
 from coordinator.config import shipped_model
 
@@ -32,8 +32,7 @@ def python(*arguments: str) -> str:
 
 @pytest.mark.timeout(SECONDS + 30)
 def test_a_local_ray() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     program = Path(__file__).parent / "ray_program.py"
     found = json.loads(python(str(program), str(port), str(shipped_model())).splitlines()[-1])
     alone = run_program("-p", "In the beginning", "-n", "8", "--json")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from arms import PROGRAM, run_program
-from running_program import RunningProgram
+from running_program import RunningProgram, free_port
 
 from coordinator.command_line import parse
 from coordinator.flag_values import ConfigError
@@ -26,12 +26,6 @@ from coordinator.service_client import (
 from coordinator.terminal_chat import printable
 
 WAIT_SECONDS = 30.0
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="module")
