@@ -24,7 +24,7 @@ OF_ANSWERS = (  # without a prompt every request says its own
 )  # fmt: skip
 OF_THE_SERVICE = (
     "host", "port", "api_key", "without_key", "allowed_hosts", "allowed_origins", "aliases",
-    "parallel", "queue", "drain_seconds",
+    "parallel", "queue", "drain_seconds", "notify_socket",
 )  # fmt: skip
 INSIDE_COMPUTE = ("io_threads", "single_process")  # each puts the reading into the compute process
 

@@ -17,7 +17,11 @@ LOST = (OSError, http.client.HTTPException)
 
 
 class ServiceError(Exception):
-    """The service cannot be reached, or refuses: one line."""
+    """The service cannot be reached, or refuses: one line, and its code for it if it has one."""
+
+    def __init__(self, text: str, code: str | None = None) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,7 @@ class ServiceClient:
                 connection.request(method, self._parts.path + path, body, self._headers)
                 answer = connection.getresponse()
                 if answer.status != http.client.OK:
-                    raise ServiceError(f"{self.url}: {_refusal(answer)}")
+                    raise _refusal(self.url, answer)
                 yield answer
         except (*LOST, ValueError) as error:
             raise ServiceError(
@@ -119,14 +123,14 @@ def _events(line: str) -> Iterator[Event]:
             yield Finished(choice["finish_reason"], event.get("timings", {}))
 
 
-def _refusal(answer: http.client.HTTPResponse) -> str:
+def _refusal(url: str, answer: http.client.HTTPResponse) -> ServiceError:
     """Why, in the service's words."""
-    try:
-        text = str(json.loads(answer.read(MAX_ERROR_BYTES))["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        text = answer.reason
+    text, code = answer.reason, None
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        error = json.loads(answer.read(MAX_ERROR_BYTES))["error"]
+        text, code = str(error["message"]), str(error["code"])
     advice = "; give --api-key" if answer.status == http.client.UNAUTHORIZED else ""
-    return f"{answer.status}: {text}{advice}"
+    return ServiceError(f"{url}: {answer.status}: {text}{advice}", code)
 
 
 def _fault(error: Exception) -> str:

@@ -28,6 +28,7 @@ from coordinator.typed_lines import default_history, read_message, remembered
 
 STOP_SECONDS = 10.0
 PROMPT = "> "
+CONTEXT_IS_FULL = "context_length_exceeded"
 
 
 def run_chat(command: ChatCommand) -> int:
@@ -71,8 +72,11 @@ def _talk(client: ServiceClient, talk: Conversation, terminal: Terminal) -> None
             else:
                 talk.ask(line)
                 _answer(client, talk, terminal)
-        except (CommandError, ServiceError) as error:
+        except CommandError as error:
             terminal.warning(str(error))
+        except ServiceError as error:
+            advice = "; /undo or /clear makes room" if error.code == CONTEXT_IS_FULL else ""
+            terminal.warning(f"{error}{advice}")
 
 
 def _command(line: str, client: ServiceClient, talk: Conversation, terminal: Terminal) -> None:

@@ -32,7 +32,8 @@ def test_every_flag_of_the_main_job_is_declared() -> None:
         "kernels", "pin-cores", "core-plan", "mlock", "usage", "hot-set", "imatrix",
         "trace", "csv", "metrics-port",
         "host", "port", "json", "drop-cache", "api-key", "without-key", "allow-host",
-            "allow-origin", "alias", "parallel", "queue", "drain", "session",
+        "allow-origin", "alias", "parallel", "queue", "drain", "session", "metrics-host",
+        "notify-socket", "model-cache",
     }  # fmt: skip
     assert {flag.name for _, flag in flags_of(Config)} == {f"--{name}" for name in wanted}
 

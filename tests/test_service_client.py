@@ -155,6 +155,16 @@ def test_chat_through_a_pipe(url: str, tmp_path: Path) -> None:
     assert len(done.stdout) > 20 and "user:" not in done.stdout
 
 
+def test_a_conversation_that_is_too_long(url: str, tmp_path: Path) -> None:
+    flags = ("--url", url, "--api-key", "right", "-n", "4")
+    lines = f"{'word ' * 3000}\nHello\n"
+    done = chat(*flags, lines=lines, history=tmp_path / "h")
+    assert done.returncode == 0, done.stderr
+    assert "(the context), found " in done.stderr
+    assert "; /undo or /clear makes room\n" in done.stderr
+    assert "(4 tokens" in done.stderr  # what was too long is not asked again
+
+
 def test_chat_with_a_service_of_its_own(tmp_path: Path) -> None:
     flags = ("--io-workers", "2", "--pool", "40%", "-n", "8", "--temperature", "0")
     done = chat(*flags, lines="Hello\n", history=tmp_path / "h")
