@@ -9,7 +9,14 @@ from typing import NoReturn
 
 from coordinator.bench_commands import BenchCommand, CeilingCommand
 from coordinator.client_commands import ChatCommand
-from coordinator.commands import Command, EvalCommand, MapCommand, PlanCommand
+from coordinator.commands import (
+    Command,
+    EvalCommand,
+    MapCommand,
+    PackCommand,
+    PlanCommand,
+    VerifyCommand,
+)
 from coordinator.config import Config
 from coordinator.flag_values import ConfigError
 from coordinator.model_names import HubName, OllamaName, advice, find_cached, parse_name
@@ -30,7 +37,7 @@ def located(command: Command, typed: Sequence[str]) -> Command:
             found = _located_config(config, typed)
             more = {"aliases"} if found.aliases != config.aliases else set()
             return dataclasses.replace(command, engine=(found, given | more))
-        case MapCommand() | BenchCommand() | CeilingCommand():
+        case MapCommand() | PackCommand() | VerifyCommand() | BenchCommand() | CeilingCommand():
             path, _ = _find(command.model, None, typed)
             return dataclasses.replace(command, model=path)
     return command
