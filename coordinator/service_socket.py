@@ -13,6 +13,7 @@ from coordinator.flag_values import ConfigError
 
 BACKLOG = 256
 MAX_KEY_FILE_BYTES = 64 * 1024
+LOOKS_LIKE_A_PATH = ("/", "./", "../", "~/")
 # what the kernel holds of an answer that nobody reads; a stream is a few hundred bytes a token
 SEND_BUFFER_BYTES = 64 * 1024
 
@@ -73,6 +74,11 @@ def api_keys(config: Config) -> tuple[str, ...]:
         is_file = path.is_file()
     except OSError:  # a key may be longer than a name of a file
         is_file = False
+    if not is_file and config.api_key.startswith(LOOKS_LIKE_A_PATH):
+        raise ConfigError(
+            f"--api-key: expected a key or a file with keys, found no file {path}; a key that "
+            "looks like a path must be given in a file"
+        )
     if not is_file:
         return (config.api_key,)
     try:
