@@ -111,10 +111,11 @@ class Residency:
         if grant.standing:
             for slot in hits:
                 self.slots.unpin(slot)
-        actions: list[Action] = [ToCompute(grant)]
         self._reads.push(self.geometry.read_of(slot) for slot in loading)
+        # Reads first: what is granted keeps all cores busy, and the disk would wait for one
+        actions: list[Action] = [*self._reads.dispatch(), ToCompute(grant)]
         self.prefetch.handle_need(need, self.geometry.next_layer(need.layer))
-        return actions + self._reads.dispatch() + self._read_guesses()
+        return actions + self._read_guesses()
 
     def handle_release(self, released: tuple[SlotLease, ...]) -> list[Action]:
         """Slots come free; experts that wait for them are read."""
