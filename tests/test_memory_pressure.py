@@ -254,13 +254,14 @@ def test_somebody_else_in_the_group_takes_memory(tmp_path: Path) -> None:
     except ResourceError as error:
         pytest.skip(f"needs root and control groups: {error}")
     try:
-        flags = ["--memory", "500M", "--kernels", "numpy", "--mlock", "off", *service_flags()]
+        flags = ["--memory", "500M", "--kernels", "numpy", "--mlock", "off", "--parallel", "1"]
+        flags += service_flags()
         command = [*PROGRAM, "--model", str(model), *flags]
         run = in_group(group, command, subprocess.PIPE)
         assert run.stderr is not None
         lines = Lines(run.stderr)
         lines.wait_for("until SIGTERM")
-        command = [sys.executable, "-c", INTRUDER, str(200 * MiB), "2"]
+        command = [sys.executable, "-c", INTRUDER, str(240 * MiB), "2"]
         intruder = in_group(group, command, subprocess.DEVNULL)
         shrinks = lines.wait_for("event=pool_shrinks")
         assert name in shrinks
