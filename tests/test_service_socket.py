@@ -18,7 +18,7 @@ def test_keys(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_no_key(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="found no file .*missing; a key that looks like a path"):
+    with pytest.raises(ConfigError, match=r"found no file .*missing; a key that looks like a path"):
         api_keys(Config(api_key=str(tmp_path / "missing")))
 
 
