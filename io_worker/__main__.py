@@ -133,7 +133,7 @@ def serve(
     while True:
         wait_seconds = max(0.0, next_beat - time.monotonic())
         poller.poll(math.ceil(wait_seconds * 1000))
-        while link.poll(0):
+        while int(link.getsockopt(zmq.EVENTS)) & zmq.POLLIN:  # `poll` builds a poller each time
             message = decode(link.recv())
             match message:
                 case Stop():
