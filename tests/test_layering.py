@@ -20,7 +20,11 @@ MODULES = sorted(
 )
 MAX_MODULE_LINES, MAX_FUNCTION_LINES = 300, 60
 MAY_BE_LONGER = {"shm.messages": 400}  # one file declares them all, with who answers whom
-MAY_IMPORT_IN_TRY = {"compute_worker.native_kernels"}  # an install without a compiler has none
+MAY_IMPORT_IN_TRY = {
+    "compute_worker.native_kernels",  # an install without a compiler has none
+    "coordinator.report",  # an optional extra
+    "coordinator.bench_ray",  # an optional extra
+}
 
 MAY_IMPORT = {
     "shm": {"shm"},
@@ -47,9 +51,9 @@ LEAVES = {
     "io_worker.slab_reader",
     "io_worker.slabs",
 }
-# Processes of their own, reached by a clean exec: the decision core inside the compute process, and
-# the writer of synthetic models. Nothing may import them.
-OWN_PROCESSES = {"coordinator.single_process"}
+# Processes of their own, reached by a clean exec: the decision core inside the compute process, the
+# drawing of reports, a Ray driver. Nothing may import them.
+OWN_PROCESSES = {"coordinator.bench_ray", "coordinator.report", "coordinator.single_process"}
 
 # library -> the only modules that may import it
 ONLY_IN = {
@@ -85,6 +89,8 @@ ONLY_IN = {
     "tokenizers": {"coordinator.tokenizer"},
     "jinja2": {"coordinator.api.render"},
     "uvicorn": {"coordinator.api.__main__", "coordinator.api.protocol"},
+    "vl_convert": {"coordinator.report"},
+    "ray": {"coordinator.bench_ray"},
     "pickle": set(),
     "marshal": set(),
     "shelve": set(),
