@@ -27,7 +27,7 @@ identical: $(VENV)/installed-for-tests
 # Debian packages that some tests use; without them those tests skip and name the package.
 ci-deps:
 	apt-get update -qq
-	apt-get install -y -qq --no-install-recommends prometheus zsh fish
+	apt-get install -y -qq --no-install-recommends prometheus zsh fish chromium
 
 clean:
 	rm -rf $(VENV) build *.egg-info
