@@ -29,14 +29,20 @@ def check_arm(arm: Arm) -> None:
 
 
 def arm_command(
-    arm: Arm, model: Path, prompt: Sequence[int], n_tokens: int, seed: int
+    arm: Arm,
+    model: Path,
+    prompt: Sequence[int],
+    n_tokens: int,
+    seed: int,
+    temperature: int = 1,
 ) -> list[str]:
-    """One whole process: this prompt, `n_tokens` drawn at temperature 1 with this seed."""
+    """One whole process: this prompt, `n_tokens` drawn at this temperature with this seed."""
     return [
         sys.executable, "-P", "-m", "coordinator",
         "--model", str(model), *arm.flags,
         "--tokens", ",".join(map(str, prompt)),
-        "-n", str(n_tokens), "--ignore-eos", "--temperature", "1", "--seed", str(seed), "--json",
+        "-n", str(n_tokens), "--ignore-eos", "--temperature", str(temperature),
+        "--seed", str(seed), "--json",
     ]  # fmt: skip
 
 
@@ -56,6 +62,9 @@ def read_arm(seen: Watched, n_prompt: int) -> Timings:
         report["token_time"] = {
             key: timings[key] for key in ("compute_s", "wait_disk_s", "coordination_s")
         }
+        # by Little's law: seconds of all reads ÷ seconds of the run
+        in_flight = record["experts"].get("read_s", 0.0) / max(1e-9, sum(timings["token_s"]))
+        report["token_time"]["mean_reads_in_flight"] = round(in_flight, 4)
         return Timings(prompt, tuple(spans), tuple(record["tokens"]), report)
     except (ValueError, KeyError, TypeError) as error:
         raise BlockError(f"expected the JSON of a run, found {seen.output[:80]!r}") from error
