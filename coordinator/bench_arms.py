@@ -56,6 +56,9 @@ def read_arm(seen: Watched, n_prompt: int) -> Timings:
         report["token_time"] = {
             key: timings[key] for key in ("compute_s", "wait_disk_s", "coordination_s")
         }
+        # by Little's law: seconds of all reads ÷ seconds of the run
+        in_flight = record["experts"].get("read_s", 0.0) / max(1e-9, sum(timings["token_s"]))
+        report["token_time"]["mean_reads_in_flight"] = round(in_flight, 4)
         return Timings(prompt, tuple(spans), tuple(record["tokens"]), report)
     except (ValueError, KeyError, TypeError) as error:
         raise BlockError(f"expected the JSON of a run, found {seen.output[:80]!r}") from error

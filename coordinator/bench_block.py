@@ -16,6 +16,7 @@ from coordinator.bench_commands import BenchCommand
 from coordinator.bench_group import Limits
 from coordinator.bench_machine import state_of_machine
 from coordinator.bench_process import StopSignals, Watched, run_watched
+from coordinator.bench_rooms import Room
 from coordinator.bench_timings import BlockError, Timings, measured
 
 TIMEOUT_SECONDS = 1800.0
@@ -25,11 +26,11 @@ CACHE_KEPT = "kept"
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """An arm or a peer: its command for a prompt and a seed, and how its answer is read."""
+    """An arm or a peer: its command in a room for prompt and seed, how its answer is read."""
 
     name: str
     kind: str
-    command: Callable[[Sequence[int], int], list[str]]
+    command: Callable[[Room, Sequence[int], int], list[str]]
     read: Callable[[Watched], Timings]
 
 
@@ -38,20 +39,30 @@ class Place:
     """What all blocks have in common beside the command."""
 
     bench: BenchCommand
+    room: Room
     model_paths: tuple[Path, ...]
     limits: Limits
     common: Mapping[str, Any]  # settings, machine, versions: the same in every line
 
 
 def run_block(
-    who: Participant, prompt: Sequence[int], n_round: int, place: Place, stop: StopSignals
-) -> dict[str, Any]:
-    """Run it and measure. A program that fails is a record with `error`; raises `ResourceError`."""
+    who: Participant,
+    prompt: Sequence[int],
+    n_round: int,
+    place: Place,
+    stop: StopSignals,
+    seconds_left: float | None = None,
+) -> dict[str, Any] | None:
+    """Run it and measure. A program that fails is a record with `error`; raises `ResourceError`.
+
+    None: a signal came, or `seconds_left` were over, before it ended.
+    """
     bench = place.bench
     cache = CACHE_KEPT if bench.keep_cache else drop_cache(place.model_paths)
-    command = who.command(prompt, bench.seed + n_round)
+    command = who.command(place.room, prompt, bench.seed + n_round)
     record: dict[str, Any] = {
         "round": n_round,
+        "room": place.room.name,
         "arm": who.name,
         "kind": who.kind,
         "started_utc": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -63,11 +74,14 @@ def run_block(
     }
     group = open_group(f"moe-coord-block-{time.monotonic_ns()}", place.limits)
     try:
-        seen = run_watched(command, group, stop, TIMEOUT_SECONDS, bench.niceness)
+        timeout = min(TIMEOUT_SECONDS, seconds_left or TIMEOUT_SECONDS)
+        seen = run_watched(command, group, stop, timeout, bench.niceness)
         memory = group.memory()
         n_cached = cached_bytes(place.model_paths)
     finally:
         group.close()
+    if stop.received is not None or (seen.is_timed_out and timeout < TIMEOUT_SECONDS):
+        return None
     record |= {
         "after": state_of_machine(),
         "cached_after": n_cached,

@@ -5,8 +5,9 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.flag_values import PATH, SIZE, TEXT, Kind, choice, integer
+from coordinator.flag_values import PATH, SIZE, TEXT, Kind, choice, integer, real
 from coordinator.flags import flag, required
+from coordinator.sizes import PoolSize, parse_pool, parse_size
 
 WHAT, WHERE, HOW = "what is compared", "what the machine is limited to", "how it is measured"
 ARM_EXAMPLE = '"NAME: FLAGS" such as "two workers: --io-workers 2"'
@@ -45,7 +46,18 @@ def _peer(text: str) -> PeerCommand:
     return PeerCommand(match[1], tuple(command))
 
 
+def _caps(text: str) -> tuple[int, ...]:
+    return tuple(parse_size(part) for part in text.split(","))
+
+
+def _pools(text: str) -> tuple[PoolSize, ...]:
+    return tuple(parse_pool(part) for part in text.split(","))
+
+
+QUESTIONS = ("io-process", "memory", "reader", "quant", "workers")
 ARM = Kind("ARM", ARM_EXAMPLE, _arm)
+CAPS = Kind("SIZES", "sizes such as 1500M or 800M,1500M,3000M", _caps)
+POOLS = Kind("SIZES", "sizes such as 20%,60% or 800M", _pools)
 PEER = Kind("PEER", PEER_EXAMPLE, _peer)
 READ_AHEAD = integer(0, 2**20, "KIB")
 
@@ -54,7 +66,22 @@ READ_AHEAD = integer(0, 2**20, "KIB")
 class BenchCommand:
     """`moe-coord bench`: settings, and other programs, against each other in paired blocks."""
 
-    model: Path = required("MODEL", PATH, WHAT, "GGUF file")
+    files: tuple[Path, ...] = flag(
+        (), "MODEL", PATH, WHAT,
+        "GGUF file; two for --question quant; with --merge the blocks.jsonl of several machines",
+        many=True,
+    )  # fmt: skip
+    question: str | None = flag(
+        None, "--question", choice(*QUESTIONS), WHAT,
+        "a ready-made comparison that ends with a sentence", default_text="the arms named below",
+    )  # fmt: skip
+    synth: bool = flag(
+        False, "--synth", None, WHAT,
+        "without MODEL: write a model of OLMoE's shapes into DIR of --out, and keep it there",
+    )  # fmt: skip
+    layers: int = flag(
+        4, "--layers", integer(1, 16), WHAT, "layers of that model, about 270 MB each"
+    )
     arms: tuple[Arm, ...] = flag(
         (), "--arm", ARM, WHAT, "settings to compare, as NAME: FLAGS; may be repeated",
         default_text="one arm with the defaults", many=True,
@@ -70,9 +97,20 @@ class BenchCommand:
         default_text="the first peer, else the first arm",
     )  # fmt: skip
 
-    cap_bytes: int | None = flag(
-        None, "--cap", SIZE, WHERE, "memory of each block, page cache included; no swap",
+    caps: tuple[int, ...] = flag(
+        (), "--cap", CAPS, WHERE,
+        "memory of each block, page cache included, no swap; several: each is tried",
         default_text="no cap",
+    )  # fmt: skip
+    pools: tuple[PoolSize, ...] = flag(
+        (), "--pool", POOLS, WHERE,
+        "pool of each arm of a --question; several: each is tried",
+        default_text="20%,60% of the experts; with --cap what it leaves",
+    )  # fmt: skip
+    compute_threads: int | None = flag(
+        None, "--compute-threads", integer(1, 256), WHERE,
+        "threads of the kernels in every arm of a --question, and of every peer that is not told",
+        default_text="one per core",
     )  # fmt: skip
     disk_bytes_per_second: int | None = flag(
         None, "--disk-rate", SIZE, WHERE, "bytes per second that a block may read",
@@ -92,7 +130,14 @@ class BenchCommand:
         default_text="as it is",
     )  # fmt: skip
 
-    n_pairs: int = flag(5, "--pairs", integer(1, 10_000), HOW, "blocks of each arm")
+    n_pairs: int | None = flag(
+        None, "--pairs", integer(1, 10_000), HOW, "blocks of each arm",
+        default_text="6; with --minutes as many as there is time for",
+    )  # fmt: skip
+    minutes: float | None = flag(
+        None, "--minutes", real(0, 100_000, above_low=True), HOW,
+        "begin nothing that would not end within this time", default_text="no limit",
+    )  # fmt: skip
     n_tokens: int = flag(
         24, "-n --tokens", integer(0, 100_000), HOW,
         "tokens that count in each block; 0: only the prompt does",
@@ -105,9 +150,29 @@ class BenchCommand:
         "random ids in front; others in each round, the same for all arms of one",
     )  # fmt: skip
     seed: int = flag(1, "--seed", integer(0, 2**31 - 1), HOW, "of the random ids")
+    copy: str = flag(
+        "auto", "--copy", choice("auto", "always", "never"), HOW,
+        "measure on a copy of the model that nobody else reads; auto: where its pages cannot be "
+        "dropped because another process holds them",
+    )  # fmt: skip
     out: Path | None = flag(
-        None, "--out", PATH, HOW, "append one JSON line per block", default_text="none is kept"
+        None, "--out", PATH, HOW,
+        "folder for blocks.jsonl, answers.json, report.html, CSV and PNG; a folder that holds a "
+        "part of the same comparison is continued",
+        default_text="nothing is kept",
+    )  # fmt: skip
+    merge: bool = flag(
+        False, "--merge", None, HOW, "measure nothing: answer from blocks.jsonl files"
     )
+    ray: str | None = flag(
+        None, "--ray", TEXT, HOW, "run it on every node of the Ray cluster at this address",
+        default_text="on this machine",
+    )  # fmt: skip
+
+    @property
+    def model(self) -> Path:
+        """The first file; there is one once the command was checked."""
+        return self.files[0]
 
     @property
     def n_generated(self) -> int:

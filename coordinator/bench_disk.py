@@ -52,6 +52,19 @@ def disk_of(path: Path, root: Path = Path("/")) -> Disk | None:
     return Disk(folder.name, number, folder / "queue")
 
 
+def file_system(path: Path, root: Path = Path("/")) -> dict[str, str] | None:
+    """Type and options of the mount that a file lies on, from mountinfo; None where it is not."""
+    device = path.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    found = None
+    for line in read_text(root / "proc/self/mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        fields, kind = before.split(), after.split()
+        if len(fields) > 5 and kind and fields[2] == number:
+            found = {"type": kind[0], "options": fields[5]}  # the last mount of a disk hides others
+    return found
+
+
 @contextlib.contextmanager
 def read_ahead(disk: Disk | None, kib: int | None) -> Iterator[None]:
     """Set the read-ahead and put it back; None changes nothing. Raises `ResourceError`."""

@@ -44,12 +44,23 @@ def state_of_machine(root: Path = Path("/")) -> dict[str, object]:
     zones = sorted((root / "sys/class/thermal").glob("thermal_zone*/temp"))
     degrees = [number / 1000 for zone in zones if (number := _number(read_text(zone))) is not None]
     supplies = [read_text(path) for path in (root / "sys/class/power_supply").glob("*/online")]
+    charges = [
+        number
+        for path in (root / "sys/class/power_supply").glob("*/capacity")
+        if (number := _number(read_text(path))) is not None
+    ]
+    cores = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/thermal_throttle/*_throttle_count")
+    counts = [number for path in cores if (number := _number(read_text(path))) is not None]
+    governor = root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
     available = _fields(read_text(root / "proc/meminfo")).get("MemAvailable", "")
     return {
         "load": read_text(root / "proc/loadavg").split()[:3],
         "available_kib": _number(available),
         "hottest_c": max(degrees, default=None),
         "on_mains": any(text.strip() == "1" for text in supplies) if supplies else None,
+        "battery_percent": min(charges, default=None),
+        "governor": read_text(governor).strip() or None,
+        "throttle_count": sum(counts) if counts else None,
     }
 
 

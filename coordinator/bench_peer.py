@@ -53,6 +53,13 @@ def peer_of(peer: PeerCommand) -> Peer:
     return PEERS[name]
 
 
+def with_threads(peer: PeerCommand, n_threads: int) -> PeerCommand:
+    """The peer with as many threads as our arms have, unless its command says how many."""
+    if {"-t", "--threads"} & set(peer.command):
+        return peer
+    return PeerCommand(peer.name, (*peer.command, "-t", str(n_threads)))
+
+
 def llama_bench_command(
     peer: PeerCommand, bench: BenchCommand, prompt: Sequence[int], seed: int
 ) -> list[str]:

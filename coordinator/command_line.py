@@ -261,7 +261,7 @@ def _add(group: argparse._ActionsContainer, field_name: str, flag: Flag) -> None
         return
     settings |= {"type": _converter(flag), "metavar": flag.kind.metavar}
     if flag.is_positional:
-        optional = {} if flag.is_required else {"nargs": "?", "default": None}
+        optional = {} if flag.is_required else {"nargs": "*" if flag.many else "?", "default": None}
         group.add_argument(field_name, **settings | {"metavar": flag.name} | optional)
         return
     if flag.many:

@@ -153,6 +153,7 @@ def _experts(
             "requests": requests,
             **dict.fromkeys(names),
             "bytes_read": disk_use.bytes_read,
+            "read_s": round(counters.read_ns / 1e9, 6),
         }
     return {
         "requests": requests,
@@ -160,6 +161,7 @@ def _experts(
         "misses": counters.misses,
         "bytes_read": counters.bytes_read,
         "bytes_over_read": counters.bytes_over_read,
+        "read_s": round(counters.read_ns / 1e9, 6),  # of all reads, also side by side
         "evictions": counters.evictions,
         "first_8_decode_hit_rate": round(tally.first_hits / max(1, tally.first_requests), 6),
     }
