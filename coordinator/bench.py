@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from coordinator.bench_answers import Answer, answer_of, widths
-from coordinator.bench_block import Place, run_block
+from coordinator.bench_block import TIMEOUT_SECONDS, Place, run_block
 from coordinator.bench_commands import BenchCommand
 from coordinator.bench_disk import Disk, disk_of, read_ahead
 from coordinator.bench_group import Limits
@@ -22,10 +22,11 @@ from coordinator.bench_line import common_of, comparison_of
 from coordinator.bench_models import Measured, measured_model, models_of, own_files
 from coordinator.bench_participants import Who, who_of
 from coordinator.bench_process import StopSignals, stop_signals
-from coordinator.bench_records import BlocksFile, Record, in_room, open_blocks
+from coordinator.bench_records import BlocksFile, Record, in_room, make_folder, open_blocks
 from coordinator.bench_results import write_results
 from coordinator.bench_rounds import Step, TimeLimit, run_rounds
 from coordinator.bench_table import block_line, table
+from coordinator.bench_trace import SHARE_OF_TIME, TRACES, record_traces
 from coordinator.bench_warnings import warnings_of
 from coordinator.budget import ResourceError
 from coordinator.engine import EngineError
@@ -49,6 +50,7 @@ def run_bench(bench: BenchCommand) -> int:
             print(f"another process holds {path} in memory: measuring on {copy}", file=sys.stderr)
         who = who_of(bench, models, copies)
         disk = disk_of(bench.model)
+        _record_traces(bench, who, models, limit, stop)
         records = _records(bench, who, models, disk, limit, stop)
         if stop.received is None:
             answer = answer_of(records, who.sweep, who.rooms, models[0].expert_bytes)
@@ -62,6 +64,23 @@ def prompt_of_round(bench: BenchCommand, n_round: int, vocabulary_size: int) -> 
     """Random ids: the same for all arms of a round, others in the next."""
     draw = random.Random(f"{bench.seed}/{n_round}")
     return [draw.randrange(vocabulary_size) for _ in range(bench.n_prompt)]
+
+
+def _record_traces(
+    bench: BenchCommand, who: Who, models: Sequence[Measured], limit: TimeLimit, stop: StopSignals
+) -> None:
+    """What the report wants to know of experts and policies, with a small part of the time."""
+    if bench.out is None or bench.question is None:
+        return
+    make_folder(bench.out)
+    size = models[0].spec.vocabulary_size
+    prompts = [prompt_of_round(bench, n_round, size) for n_round in range(len(TRACES))]
+    left = limit.left()
+    seconds = TIMEOUT_SECONDS if left is None else left * SHARE_OF_TIME / len(TRACES)
+    model = who.copies.get(bench.model, bench.model)
+    problem = record_traces(bench.out, model, prompts, bench.n_generated, seconds, stop)
+    if problem is not None:
+        print(f"warning: {problem}", file=sys.stderr)
 
 
 def _records(

@@ -26,7 +26,8 @@ class Finding:
     subject: str
     than: str
     what: str
-    room: str  # empty for a pair across rooms
+    room: str
+    reference_room: str
     arm: str
     reference: str
     ratio: Ratio | None
@@ -114,18 +115,20 @@ def findings(records: Sequence[Record], pair: Pair, rooms: Sequence[Room]) -> li
     """Of a pair, in each room; one across rooms where it says so."""
     path = PATHS[pair.what]
 
-    def found(name: str, over: str, under: str) -> Finding:
+    def found(over: str, under: str) -> Finding:
         values = _aligned(
             by_round(in_room(records, over), pair.arm, path),
             by_round(in_room(records, under), pair.reference, path),
         )
-        ratio = paired_ratio(*values)
-        return Finding(pair.subject, pair.than, pair.what, name, pair.arm, pair.reference, ratio)
+        return Finding(
+            pair.subject, pair.than, pair.what, over, under, pair.arm, pair.reference,
+            paired_ratio(*values),
+        )  # fmt: skip
 
     if pair.rooms is not None:
         more, less = pair.rooms
-        return [found("", more.name, less.name)]
-    return [found(room.name, room.name, room.name) for room in rooms]
+        return [found(more.name, less.name)]
+    return [found(room.name, room.name) for room in rooms]
 
 
 def sentence(found: Sequence[Finding]) -> str:
@@ -134,7 +137,8 @@ def sentence(found: Sequence[Finding]) -> str:
     start = f"{first.subject} {{}} {first.than}"
     parts: list[str] = []
     for each in found:
-        where = f" with {each.room}" if each.room and each.room != WHOLE_MACHINE else ""
+        is_told = each.room == each.reference_room != WHOLE_MACHINE
+        where = f" with {each.room}" if is_told else ""
         parts.append(_words(each, start if not parts else "") + where)
     return "On this machine " + "; ".join(parts) + "."
 

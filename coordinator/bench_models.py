@@ -17,7 +17,7 @@ from pathlib import Path
 from compute_worker.arch import ModelSpec, resolve
 from coordinator.bench_cache import cached_bytes, drop_cache
 from coordinator.bench_commands import BenchCommand
-from coordinator.bench_records import FOREIGN_BYTES
+from coordinator.bench_records import FOREIGN_BYTES, make_folder
 from coordinator.budget import ResourceError
 from coordinator.commands import SynthCommand
 from coordinator.flag_values import ConfigError
@@ -129,12 +129,6 @@ def _copy(source: Path, target: Path) -> None:
 def _synthetic(folder: Path, mix: str, n_layers: int) -> Path:
     path = folder / f"synthetic-olmoe-{mix}-{n_layers}-layers.gguf"
     if not path.exists():
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"--out: expected a folder that can be made, found {str(folder)!a:.200}: "
-                f"{error.strerror}; give another path"
-            ) from error
+        make_folder(folder)
         run_synth(SynthCommand("olmoe", mix, path, n_layers))
     return path

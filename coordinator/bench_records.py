@@ -40,9 +40,9 @@ def open_blocks(folder: Path, comparison: str) -> BlocksFile:
 
     Raises `ConfigError` for a path that cannot be used, and for lines of another comparison.
     """
+    make_folder(folder)
     path = folder / BLOCKS
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         done = read_blocks(path, cut=True) if path.exists() else []
         stranger = next((each for each in done if each["comparison"] != comparison), None)
         if stranger is not None:
@@ -55,6 +55,17 @@ def open_blocks(folder: Path, comparison: str) -> BlocksFile:
     except OSError as error:
         raise ConfigError(
             f"--out: expected a folder that can be written, found {str(folder)!a:.200}: "
+            f"{error.strerror}; give another path"
+        ) from error
+
+
+def make_folder(folder: Path) -> None:
+    """The folder of `--out`. Raises `ConfigError`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--out: expected a folder that can be made, found {str(folder)!a:.200}: "
             f"{error.strerror}; give another path"
         ) from error
 

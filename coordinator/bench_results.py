@@ -55,6 +55,7 @@ def write_results(
     found: dict[str, Any] = {
         **answer.as_json(),
         "rooms": [room.name for room in who.rooms],
+        "short_rooms": {room.name: room.short for room in who.rooms},
         "arms": [each.name for each in who.participants],
         "reference": who.reference,
         "warnings": [*who.sweep.notes, *warnings_of(records)],

@@ -26,6 +26,7 @@ class Room:
     cap_bytes: int | None = None
     memory_bytes: int | None = None  # what `--memory` is told; None: nothing
     pool_bytes: int | None = None
+    short: str = ""  # for a chart
 
 
 def rooms_of(bench: BenchCommand, all_experts_bytes: int, spare_bytes: int) -> tuple[Room, ...]:
@@ -40,7 +41,7 @@ def rooms_of(bench: BenchCommand, all_experts_bytes: int, spare_bytes: int) -> t
                 "arm, such as --arm 'small: --pool 20%'"
             )
         caps: tuple[int | None, ...] = bench.caps or (None,)
-        return tuple(Room(_name(cap, None), (), cap) for cap in caps)
+        return tuple(Room(_name(cap, None), (), cap, short=_short(cap, None)) for cap in caps)
     asked = bench.pools or (() if bench.caps else POOLS)
     rooms = []
     for cap in bench.caps or (None,):
@@ -75,7 +76,7 @@ def _room(cap: int | None, pool: PoolSize | None, all_experts_bytes: int) -> Roo
     if pool is not None:
         n_bytes = pool.n_bytes or int((pool.share or 0) * all_experts_bytes)
         flags += ("--pool", str(pool))
-    return Room(_name(cap, pool), flags, cap, memory, n_bytes)
+    return Room(_name(cap, pool), flags, cap, memory, n_bytes, _short(cap, pool))
 
 
 def _name(cap: int | None, pool: PoolSize | None) -> str:
@@ -86,3 +87,12 @@ def _name(cap: int | None, pool: PoolSize | None) -> str:
     if cap is not None:
         parts.append(f"{format_size(cap)} of memory")
     return " and ".join(parts) or WHOLE_MACHINE
+
+
+def _short(cap: int | None, pool: PoolSize | None) -> str:
+    parts = []
+    if pool is not None:
+        parts.append(str(pool) if pool.share else format_size(pool.n_bytes or 0))
+    if cap is not None:
+        parts.append(format_size(cap))
+    return " in ".join(parts)

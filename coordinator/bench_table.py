@@ -34,7 +34,7 @@ def block_line(record: Record, n_done: int, n_all: int | None) -> str:
 
 def table(records: Sequence[Record], arms: Sequence[str], reference: str) -> str:
     """Medians of each arm and its paired ratios to the reference."""
-    rows = [HEAD, *(_row(records, arm, reference) for arm in arms)]
+    rows = [HEAD, *table_rows(records, arms, reference)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
     lines = [
         "  ".join(
@@ -45,6 +45,13 @@ def table(records: Sequence[Record], arms: Sequence[str], reference: str) -> str
     ]
     lines.append(f"Medians; ratios are medians of pairs, each arm ÷ {reference}.")
     return "\n".join(lines)
+
+
+def table_rows(
+    records: Sequence[Record], arms: Sequence[str], reference: str
+) -> list[tuple[str, ...]]:
+    """The cells below `HEAD`, a row per arm."""
+    return [_row(records, arm, reference) for arm in arms]
 
 
 def _row(records: Sequence[Record], arm: str, reference: str) -> tuple[str, ...]:

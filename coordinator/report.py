@@ -1,0 +1,100 @@
+"""Draws the report of a folder: ``python -P -m coordinator.report FOLDER``.
+
+A process of its own, the only one that loads the chart library: Vega-Lite, because one plain
+dictionary per chart gives the page (offline, at any width, light and dark) and the PNG (without a
+browser). Reads what `bench --out` or `ceiling --out` left in the folder and writes report.html and
+the PNGs beside it. Nothing may import it.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from coordinator.bench_records import BLOCKS, in_room, read_blocks
+from coordinator.bench_results import ANSWERS
+from coordinator.bench_table import HEAD, table_rows
+from coordinator.report_charts import Chart, charts_of
+from coordinator.report_page import Page, Table, config, page_html
+from coordinator.report_routing import routing_charts
+
+try:
+    import vl_convert
+except ImportError:
+    vl_convert = None  # type: ignore[assignment]
+
+BUNDLE = "window.draw = vegaEmbed;"
+PNG_PIXELS, PNG_SCALE = 720, 2
+EXIT_CONFIGURATION = 2
+
+
+def main() -> int:
+    """Exit code: 0, or 2 where the chart library or what is to be drawn is missing."""
+    folder = Path(sys.argv[1])
+    if vl_convert is None:
+        print(
+            "report: expected the library of the charts, found none; the answers are complete "
+            "without it: pip install 'moe-coord[report]' draws them at the next call",
+            file=sys.stderr,
+        )
+        return EXIT_CONFIGURATION
+    page = page_of(folder)
+    script = vl_convert.javascript_bundle(BUNDLE)
+    (folder / "report.html").write_text(page_html(page, script), encoding="utf-8")
+    for chart in page.charts:
+        (folder / f"{chart.name}.png").write_bytes(png_of(chart))
+    return 0
+
+
+def png_of(chart: Chart) -> bytes:
+    """A chart on white, for a README."""
+    spec = {**chart.spec, "width": PNG_PIXELS}
+    spec = {**spec, "autosize": {"type": "fit-x", "contains": "padding"}}
+    look = {**config(dark=False), "background": "white"}
+    data: bytes = vl_convert.vegalite_to_png(spec, config=look, scale=PNG_SCALE)
+    return data
+
+
+def page_of(folder: Path) -> Page:
+    """What stands in the folder of a comparison."""
+    answers: dict[str, Any] = json.loads((folder / ANSWERS).read_text(encoding="utf-8"))
+    records = read_blocks(folder / BLOCKS)
+    charts = [*charts_of(answers, records), *routing_charts(folder)]
+    tables = [
+        Table(
+            f"{room}: medians, each ÷ {answers['reference']}",
+            HEAD,
+            table_rows(in_room(records, room), answers["arms"], answers["reference"]),
+        )
+        for room in answers["rooms"]
+    ]
+    others = [claim["sentence"] for claim in answers["claims"]]
+    sentences = [] if answers["too_small"] else [s for s in others if s != answers["headline"]]
+    return Page(
+        f"moe-coord bench: {answers['question']}",
+        answers["headline"],
+        sentences,
+        answers["warnings"],
+        tables,
+        charts,
+        facts_of(answers),
+    )
+
+
+def facts_of(answers: dict[str, Any]) -> list[tuple[str, str]]:
+    """Machine, disk, versions and settings as rows."""
+    rows = []
+    for group in ("machine", "disk", "file_system", "settings", "versions"):
+        for name, value in (answers.get(group) or {}).items():
+            rows.append((f"{group}: {name.replace('_', ' ')}", _plain(value)))
+    return rows
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return "–" if value is None else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
