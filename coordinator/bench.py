@@ -45,7 +45,8 @@ def run_bench(bench: BenchCommand) -> int:
     bench = replace(bench, files=models_of(bench))
     models = [measured_model(path) for path in bench.files]
     limit = TimeLimit(started + 60 * bench.minutes if bench.minutes is not None else None)
-    with stop_signals() as stop, own_files(models, bench.out, bench.copy) as copies:
+    mode = "never" if bench.keep_cache else bench.copy  # what is kept may be held
+    with stop_signals() as stop, own_files(models, bench.out, mode) as copies:
         for path, copy in copies.items():
             print(f"another process holds {path} in memory: measuring on {copy}", file=sys.stderr)
         who = who_of(bench, models, copies)

@@ -144,7 +144,7 @@ def sentence(found: Sequence[Finding]) -> str:
 
 
 def widths(answer: Answer) -> str | None:
-    """How wide the intervals became, for people; None without one."""
+    """How wide the intervals became, for people; None without any pair."""
     shares = [found.width for claim in answer.claims for found in claim.findings]
     known = [share for share in shares if share is not None]
     counts = [
@@ -153,12 +153,13 @@ def widths(answer: Answer) -> str | None:
         for found in claim.findings
         if found.ratio is not None
     ]
-    if not known:
+    if not counts:
         return None
-    return (
-        f"{min(counts)} to {max(counts)} pairs; the intervals are {min(known):.0%} to "
-        f"{max(known):.0%} of their ratio wide"
-    )
+    same = min(counts) == max(counts)
+    pairs = f"{max(counts)} pairs" if same else f"{min(counts)} to {max(counts)} pairs"
+    if not known:
+        return f"{pairs} of each arm, which is no interval"
+    return f"{pairs}; the intervals are {min(known):.0%} to {max(known):.0%} of their ratio wide"
 
 
 def shown(ratio: Ratio) -> str:

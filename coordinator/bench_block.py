@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from coordinator.bench_cache import cached_bytes, drop_cache
+from coordinator.bench_cache import cached_bytes, drop_cache, drop_files
 from coordinator.bench_cgroup import open_group
 from coordinator.bench_commands import BenchCommand
 from coordinator.bench_group import Limits
@@ -58,7 +58,7 @@ def run_block(
     None: a signal came, or `seconds_left` were over, before it ended.
     """
     bench = place.bench
-    cache = CACHE_KEPT if bench.keep_cache else drop_cache(place.model_paths)
+    cache = _cache_before(place)
     command = who.command(place.room, prompt, bench.seed + n_round)
     record: dict[str, Any] = {
         "round": n_round,
@@ -102,6 +102,16 @@ def run_block(
         record["error"] = str(error)
     record.update(place.common)
     return record
+
+
+def _cache_before(place: Place) -> str:
+    """What was done to the page cache. Under a cap all of it goes, so that the block is charged
+    for every library that it loads, as on a machine of that size."""
+    if place.bench.keep_cache:
+        return CACHE_KEPT
+    if place.room.cap_bytes is not None:
+        return drop_cache(place.model_paths)
+    return drop_files(place.model_paths)
 
 
 def _figures(

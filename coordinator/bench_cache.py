@@ -24,14 +24,19 @@ def drop_cache(paths: Iterable[Path], root: Path = Path("/")) -> str:
         (root / "proc/sys/vm/drop_caches").write_text(DROP_ALL)
         return "dropped, all of it (drop_caches)"
     except OSError:
-        for path in paths:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fdatasync(fd)
-                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(fd)
-        return "dropped for the model's files (POSIX_FADV_DONTNEED)"
+        return drop_files(paths)
+
+
+def drop_files(paths: Iterable[Path]) -> str:
+    """Let go of the cached pages of these files, and of no others; returns what was done."""
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fdatasync(fd)  # what is not written yet cannot be dropped
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+    return "dropped for the model's files (POSIX_FADV_DONTNEED)"
 
 
 def cached_bytes(paths: Iterable[Path]) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compute_worker.arch import ModelSpec, resolve
-from coordinator.bench_cache import cached_bytes, drop_cache
+from coordinator.bench_cache import cached_bytes, drop_files
 from coordinator.bench_commands import BenchCommand
 from coordinator.bench_records import FOREIGN_BYTES, make_folder
 from coordinator.budget import ResourceError
@@ -103,7 +103,7 @@ def own_files(
 
 def _is_held(path: Path) -> bool:
     """Whether somebody keeps pages of it that we cannot drop."""
-    drop_cache([path])
+    drop_files([path])
     return cached_bytes([path]) > FOREIGN_BYTES
 
 

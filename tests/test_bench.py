@@ -1,4 +1,4 @@
-"""The comparison as a whole: order, prompts, table, and a run of the real program."""
+"""The comparison as a whole: prompts, participants, table, and runs of the real program."""
 
 import json
 import subprocess
@@ -8,38 +8,31 @@ from typing import Any
 
 import pytest
 
-from coordinator.bench import (
-    order_of_round,
-    participants,
-    prompt_of_round,
-    reference,
-    run_bench,
-)
-from coordinator.bench_block import Participant
-from coordinator.bench_commands import ARM, PEER, Arm, BenchCommand, PeerCommand
+from coordinator.bench import prompt_of_round, run_bench
+from coordinator.bench_commands import ARM, PEER, POOLS, Arm, BenchCommand, PeerCommand
+from coordinator.bench_models import measured_model
+from coordinator.bench_participants import Who, who_of
+from coordinator.bench_peer import with_threads
+from coordinator.bench_records import Record, read_blocks
 from coordinator.bench_table import block_line, table
-from coordinator.bench_timings import Timings
+from coordinator.bench_warnings import warnings_of
 from coordinator.config import shipped_model
 from coordinator.flag_values import ConfigError
 
-
-def nobody(name: str) -> Participant:
-    return Participant(name, "test", lambda prompt, seed: [], lambda seen: Timings(None, ()))
+MODEL = shipped_model()
 
 
-def test_rounds_run_there_and_back() -> None:
-    who = [nobody(name) for name in "ABC"]
-    orders = ["".join(each.name for each in order_of_round(who, number)) for number in range(4)]
-    assert orders == ["ABC", "CBA", "ABC", "CBA"]
+def who(bench: BenchCommand) -> Who:
+    return who_of(bench, [measured_model(MODEL)], {})
 
 
 def test_prompts_rotate_and_come_again() -> None:
-    bench = BenchCommand(Path("m"), n_prompt=64)
+    bench = BenchCommand((MODEL,), n_prompt=64)
     prompts = [prompt_of_round(bench, number, 1000) for number in range(3)]
     assert all(len(prompt) == 64 and max(prompt) < 1000 for prompt in prompts)
     assert prompts[0] != prompts[1] != prompts[2]
     assert prompts == [prompt_of_round(bench, number, 1000) for number in range(3)]
-    assert prompt_of_round(BenchCommand(Path("m"), n_prompt=64, seed=2), 0, 1000) != prompts[0]
+    assert prompt_of_round(BenchCommand((MODEL,), n_prompt=64, seed=2), 0, 1000) != prompts[0]
 
 
 @pytest.mark.parametrize(
@@ -68,6 +61,12 @@ def test_peers_as_they_are_typed() -> None:
             ARM.parse(text)
 
 
+def test_a_peer_gets_our_threads_unless_it_has_its_own() -> None:
+    for command in (("b", "-t", "1"), ("b", "--threads", "3")):
+        assert with_threads(PeerCommand("p", command), 2).command == command
+    assert with_threads(PeerCommand("p", ("b",)), 2).command == ("b", "-t", "2")
+
+
 BENCH_PEER = PeerCommand("p", ("/opt/llama-bench",))
 
 
@@ -81,9 +80,10 @@ BENCH_PEER = PeerCommand("p", ("/opt/llama-bench",))
     ],
 )
 def test_what_the_others_are_divided_by(settings: dict[str, Any], expected: str) -> None:
-    bench = BenchCommand(Path("m"), **settings)
-    assert reference(bench) == expected
-    assert expected in {each.name for each in participants(bench)}
+    bench = BenchCommand((MODEL,), **settings)
+    found = who(bench)
+    assert found.reference == expected
+    assert expected in {each.name for each in found.participants}
 
 
 @pytest.mark.parametrize(
@@ -93,16 +93,21 @@ def test_what_the_others_are_divided_by(settings: dict[str, Any], expected: str)
         ({"arms": (Arm("a", ("--no-such",)),)}, "known flag"),
         ({"against": "x"}, "--against"),
         ({"peers": (PeerCommand("p", ("/bin/true",)),)}, "llama-bench"),
+        ({"pools": POOLS.parse("20%")}, "with --question"),
+        ({"question": "memory", "arms": (Arm("a", ()),)}, "found both"),
+        ({"question": "quant"}, "expected two files"),
+        ({"question": "memory", "pools": POOLS.parse("900T")}, "smaller --pool"),
     ],
 )
 def test_comparisons_that_cannot_be_made(settings: dict[str, Any], part: str) -> None:
     with pytest.raises(ConfigError, match=part):
-        participants(BenchCommand(Path("m"), **settings))
+        who(BenchCommand((MODEL,), **settings))
 
 
-def record(arm: str, n_round: int, rate: float, *, error: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "arm": arm, "round": n_round, "wall_s": 1.0, "others_cores": 0.5,
+def record(arm: str, n_round: int, rate: float, *, error: str = "") -> Record:
+    found: Record = {
+        "room": "the whole machine", "arm": arm,
+        "round": n_round, "wall_s": 1.0, "others_cores": 0.5,
         "memory": {
             "peak_bytes": 300 << 20, "limit_hits": 4, "oom_kills": 0,
             "file_cache_bytes": 200 << 20,
@@ -137,33 +142,50 @@ def test_a_failed_block_takes_its_pair_with_it() -> None:
 
 def test_warnings() -> None:
     falling = [record("a", n, rate) for n, rate in enumerate((10, 10, 10, 7, 7, 7))]
-    assert "a: the second half of its blocks ran -30%" in table(falling, ["a"], "a")
+    assert "a: the second half of its blocks ran -30% against the first" in warnings_of(falling)
     other = record("c", 0, 10) | {"tokens": [3]}
-    assert "round 0: arms that should draw" in table([falling[0], other], ["a"], "a")
+    both = [falling[0], other]
+    assert any("round 0: arms that should draw" in line for line in warnings_of(both))
     other["report"] = {"settings": {"numerics": "exact"}}
-    assert "round 0" not in table([falling[0], other], ["a"], "a")
+    assert not any("round 0" in line for line in warnings_of(both))
 
 
 def test_pages_that_another_process_paid_for() -> None:
-    mine = record("a", 0, 10)
-    assert "warning" not in table([mine], ["a"], "a")
+    """Such blocks are told of and left out, unless the arm reads past the page cache."""
+    mine, other = record("a", 0, 10), record("b", 0, 20)
+    assert not [line for line in warnings_of([mine]) if "something else" in line]
+    past = {"report": {"settings": {"reader": "direct", "dense": "anonymous"}}}
+    mapped = {"report": {"settings": {"reader": "direct", "dense": "mapped"}}}
+    kept = {"cache": "kept"}
     for change in ({"cached_after": 230 << 20}, {"cached_before": 30 << 20}):
-        assert "something else reads the file" in table([mine | change], ["a"], "a")
-        assert "warning" not in table([mine | change | {"cache": "kept"}], ["a"], "a")
+        for more, is_told in (
+            ({}, True),
+            (mapped, True),
+            (past, False),
+            (kept, False),
+        ):
+            found = mine | change | more
+            told = [line for line in warnings_of([found]) if "something else reads" in line]
+            assert bool(told) == is_told
+            row = table([found, other], ["a", "b"], "a").splitlines()[2].split()
+            assert ("2.00" in row) == (not is_told)
 
 
 def test_the_real_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two arms, a round each way; the lines hold what a report needs."""
-    out = tmp_path / "blocks.jsonl"
+    """Two arms, a round each way; the lines hold what a report needs. Then it is continued."""
     arms = (
         Arm("worker", ("--pool", "40%", "--compute-threads", "1")),
         Arm("inline", ("--pool", "40%", "--compute-threads", "1", "--io-workers", "0")),
     )
-    bench = BenchCommand(
-        shipped_model(), arms, n_pairs=2, n_tokens=6, n_warm_up=2, keep_cache=True, out=out
-    )
-    assert run_bench(bench) == 0
-    records = [json.loads(line) for line in out.read_text().splitlines()]
+    settings: dict[str, Any] = {
+        "n_tokens": 6, "n_warm_up": 2, "keep_cache": True, "out": tmp_path, "copy": "never",
+    }  # fmt: skip
+    assert run_bench(BenchCommand((MODEL,), arms=arms, n_pairs=1, **settings)) == 0
+    path = tmp_path / "blocks.jsonl"
+    with path.open("a") as file:
+        file.write('{"arm": "wor')  # a kill in the middle of a line
+    assert run_bench(BenchCommand((MODEL,), arms=arms, n_pairs=2, **settings)) == 0
+    records = read_blocks(path)
     assert [each["arm"] for each in records] == ["worker", "inline", "inline", "worker"]
     for each in records:
         assert each["exit_code"] == 0
@@ -173,19 +195,48 @@ def test_the_real_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert each["cache"] == "kept"
         assert each["settings"]["warm_up"] == 2
         assert each["versions"]["moe-coord"] and each["machine"]["cores"]
+        assert each["file_system"]["type"]
+        assert {"hottest_c", "on_mains", "battery_percent", "governor"} <= each["before"].keys()
+        assert each["report"]["faults"]["minor"] >= 0
+        assert each["report"]["token_time"]["compute_s"] > 0
     assert records[0]["tokens"] == records[1]["tokens"] != records[2]["tokens"]
     assert records[2]["tokens"] == records[3]["tokens"]
     assert records[0]["prompt"] == records[1]["prompt"] != records[2]["prompt"]
-    assert "inline" in capsys.readouterr().out
+    assert "going on behind 2 blocks" in capsys.readouterr().err
+    answers = json.loads((tmp_path / "answers.json").read_text())
+    assert answers["claims"][0]["findings"][0]["verdict"] == "few"
+    assert (tmp_path / "blocks.csv").read_text().count("\n") == 5
+    with pytest.raises(ConfigError, match="same comparison"):
+        run_bench(BenchCommand((MODEL,), arms=arms[:1], n_pairs=2, **settings))
 
 
 def test_the_command_refuses_before_it_runs_anything(tmp_path: Path) -> None:
-    command = [sys.executable, "-P", "-m", "coordinator", "bench", str(shipped_model())]
+    command = [sys.executable, "-P", "-m", "coordinator", "bench"]
+    (tmp_path / "file").touch()
     for arguments, code, part in (
-        (["--arm", "a: --no-such"], 2, "--no-such"),
-        (["--out", str(tmp_path / "no" / "such")], 2, "--out"),
-        (["--peer", "p=/bin/true"], 2, "llama-bench"),
+        ([str(MODEL), "--arm", "a: --no-such"], 2, "--no-such"),
+        ([str(MODEL), "--out", str(tmp_path / "file" / "such")], 2, "--out"),
+        ([str(MODEL), "--peer", "p=/bin/true"], 2, "llama-bench"),
+        ([str(MODEL), "--question", "no"], 2, "io-process"),
+        ([str(MODEL), "--synth"], 2, "--synth"),
+        ([], 2, "MODEL: expected a GGUF file"),
+        (["--synth"], 2, "--out DIR"),
+        ([str(MODEL), str(MODEL)], 2, "expected 1 file,"),
     ):
         done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
         assert done.returncode == code
         assert part in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_model_too_small_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The preset runs to its end, within its time, and claims nothing."""
+    bench = BenchCommand(
+        (MODEL,), question="memory", minutes=5.0, n_pairs=1, n_tokens=4, n_warm_up=1,
+        keep_cache=True, out=tmp_path, pools=POOLS.parse("30%,60%"), compute_threads=1,
+    )  # fmt: skip
+    assert run_bench(bench) == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines()[-1].startswith("too small to answer: the experts take 15 MiB")
+    assert "of 5 minutes gave" in said.out
+    answers = json.loads((tmp_path / "answers.json").read_text())
+    assert answers["too_small"] and answers["headline"].startswith("too small")

@@ -101,7 +101,7 @@ def test_flags_that_the_program_refuses(flags: tuple[str, ...]) -> None:
 
 
 def bench(**settings: Any) -> BenchCommand:
-    return BenchCommand(model=Path("m.gguf"), **settings)
+    return BenchCommand((Path("m.gguf"),), **settings)
 
 
 PEER = PeerCommand("llama.cpp", ("/opt/llama-bench", "-t", "2"))

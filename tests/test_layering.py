@@ -23,6 +23,8 @@ MAY_BE_LONGER = {"shm.messages": 400}  # one file declares them all, with who an
 MAY_IMPORT_IN_TRY = {
     "compute_worker.native_kernels",  # an install without a compiler has none
     "coordinator.fetch_model",  # an install without the extra
+    "coordinator.report",  # an optional extra
+    "coordinator.bench_ray",  # an optional extra
 }
 
 MAY_IMPORT = {
@@ -51,10 +53,13 @@ LEAVES = {
     "io_worker.slabs",
 }
 # Processes of their own, reached by a clean exec: what fetches a model, the service that a chat
-# starts, and the decision core inside the compute process. Nothing may import them.
+# starts, the drawing of reports, a Ray driver, and the decision core inside the compute process.
+# Nothing may import them.
 OWN_PROCESSES = {
+    "coordinator.bench_ray",
     "coordinator.fetch_model",
     "coordinator.own_service",
+    "coordinator.report",
     "coordinator.single_process",
 }
 
@@ -94,6 +99,8 @@ ONLY_IN = {
     "tokenizers": {"coordinator.tokenizer"},
     "jinja2": {"coordinator.api.render"},
     "uvicorn": {"coordinator.api.__main__", "coordinator.api.protocol"},
+    "vl_convert": {"coordinator.report"},
+    "ray": {"coordinator.bench_ray"},
     "pickle": set(),
     "marshal": set(),
     "shelve": set(),

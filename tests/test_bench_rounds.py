@@ -1,0 +1,72 @@
+"""The order of blocks, what is done already, and the end of the time."""
+
+import time
+
+import pytest
+
+from coordinator.bench_block import Participant
+from coordinator.bench_records import Record
+from coordinator.bench_rooms import Room
+from coordinator.bench_rounds import Step, TimeLimit, order_of_round, run_rounds
+from coordinator.bench_timings import Timings
+
+ROOMS = (Room("small"), Room("large"))
+
+
+def nobody(name: str) -> Participant:
+    return Participant(name, "test", lambda room, prompt, seed: [], lambda seen: Timings(None, ()))
+
+
+WHO = [nobody(name) for name in "AB"]
+
+
+def test_rounds_run_there_and_back() -> None:
+    orders = [
+        " ".join(f"{room.name[0]}{each.name}" for room, each in order_of_round(ROOMS, WHO, number))
+        for number in range(3)
+    ]
+    assert orders == ["sA sB lA lB", "lB lA sB sA", "sA sB lA lB"]
+
+
+def record_of(step: Step, left: float | None) -> Record | None:
+    n_round, room, each = step
+    return {"round": n_round, "room": room.name, "arm": each.name}
+
+
+def test_what_is_done_is_not_run_again() -> None:
+    done = {(0, "small", "A"), (0, "large", "B"), (1, "small", "B")}
+    found = [
+        (each["round"], each["room"], each["arm"])
+        for each in run_rounds(ROOMS, WHO, 2, done, TimeLimit(), record_of)
+    ]
+    assert found == [
+        (0, "small", "B"),
+        (0, "large", "A"),
+        (1, "large", "B"),
+        (1, "large", "A"),
+        (1, "small", "A"),
+    ]
+
+
+def test_a_block_cut_short_ends_it() -> None:
+    def run(step: Step, left: float | None) -> Record | None:
+        return None if step[2].name == "B" else record_of(step, left)
+
+    assert len(list(run_rounds(ROOMS, WHO, 2, (), TimeLimit(), run))) == 1
+
+
+@pytest.mark.parametrize(("seconds", "n_rounds"), [(0.0, 0), (0.35, 1), (0.75, 3)])
+def test_no_round_is_begun_that_would_not_end_in_time(seconds: float, n_rounds: int) -> None:
+    """Rounds of 0.2 s; without a number of rounds the time decides."""
+
+    def run(step: Step, left: float | None) -> Record | None:
+        assert left is not None and left > 0
+        time.sleep(0.05)
+        return record_of(step, left)
+
+    started = time.monotonic()
+    limit = TimeLimit(started + seconds)
+    records = list(run_rounds(ROOMS, WHO, None, (), limit, run))
+    assert len(records) <= 4 * n_rounds and len(records) % 4 == 0
+    assert n_rounds == 0 or records
+    assert time.monotonic() - started <= max(seconds, 0.3) + 0.2
