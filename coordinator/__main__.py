@@ -106,9 +106,9 @@ def dispatch(command: Command, typed: Sequence[str]) -> int:
     """Do what was asked."""
     match command:
         case Config(single_process=True):
-            _become_single_process(typed)
+            _become(["coordinator.single_process", *typed])
         case EvalCommand(config) if config.single_process:
-            _become_single_process(typed)
+            _become(["coordinator.single_process", *typed])
         case Config(is_service=True):
             return serve(command)
         case Config() | EvalCommand():
@@ -125,6 +125,8 @@ def dispatch(command: Command, typed: Sequence[str]) -> int:
             return run_pack(command)
         case VerifyCommand():
             return run_verify(command)
+        case BenchCommand(ray=str()):
+            _become(["coordinator.bench_ray", *typed])
         case BenchCommand():
             return run_bench(command)
         case CappedCommand():
@@ -157,9 +159,9 @@ def run_engine(command: Config | EvalCommand, running: Running) -> int:
     return generate(command, running)
 
 
-def _become_single_process(typed: Sequence[str]) -> NoReturn:
+def _become(module: Sequence[str]) -> NoReturn:
     """Numerical libraries read their thread counts when they are loaded: a clean exec sets them."""
-    command = [sys.executable, "-P", "-m", "coordinator.single_process", *typed]
+    command = [sys.executable, "-P", "-m", *module]
     os.execve(sys.executable, command, {**os.environ, **ONE_THREAD})
 
 

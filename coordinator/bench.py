@@ -19,6 +19,7 @@ from coordinator.bench_commands import BenchCommand
 from coordinator.bench_disk import Disk, disk_of, read_ahead
 from coordinator.bench_group import Limits
 from coordinator.bench_line import common_of, comparison_of
+from coordinator.bench_merge import run_merge
 from coordinator.bench_models import Measured, measured_model, models_of, own_files
 from coordinator.bench_participants import Who, who_of
 from coordinator.bench_process import StopSignals, stop_signals
@@ -26,6 +27,7 @@ from coordinator.bench_records import BlocksFile, Record, in_room, make_folder, 
 from coordinator.bench_results import write_results
 from coordinator.bench_rounds import Step, TimeLimit, run_rounds
 from coordinator.bench_table import block_line, table
+from coordinator.bench_tokens import compared_tokens
 from coordinator.bench_trace import SHARE_OF_TIME, TRACES, record_traces
 from coordinator.bench_warnings import warnings_of
 from coordinator.budget import ResourceError
@@ -41,6 +43,8 @@ def run_bench(bench: BenchCommand) -> int:
     Raises `ConfigError`, `ModelFormatError`, `ModelFileError`, `ResourceError`, and `EngineError`
     for an arm that fails in its first block without having been killed for its memory.
     """
+    if bench.merge:
+        return run_merge(bench)
     started = time.monotonic()
     bench = replace(bench, files=models_of(bench))
     models = [measured_model(path) for path in bench.files]
@@ -51,13 +55,13 @@ def run_bench(bench: BenchCommand) -> int:
             print(f"another process holds {path} in memory: measuring on {copy}", file=sys.stderr)
         who = who_of(bench, models, copies)
         disk = disk_of(bench.model)
-        _record_traces(bench, who, models, limit, stop)
+        beside = _beside(bench, who, models, limit, stop)
         records = _records(bench, who, models, disk, limit, stop)
         if stop.received is None:
             answer = answer_of(records, who.sweep, who.rooms, models[0].expert_bytes)
-            _show(bench, who, records, answer, limit)
+            _show(bench, who, records, answer, limit, beside)
             if bench.out is not None:
-                write_results(bench.out, answer, records, who, stop)
+                write_results(bench.out, answer, records, who, beside, stop)
     return stop.exit_code or 0
 
 
@@ -67,21 +71,25 @@ def prompt_of_round(bench: BenchCommand, n_round: int, vocabulary_size: int) -> 
     return [draw.randrange(vocabulary_size) for _ in range(bench.n_prompt)]
 
 
-def _record_traces(
+def _beside(
     bench: BenchCommand, who: Who, models: Sequence[Measured], limit: TimeLimit, stop: StopSignals
-) -> None:
-    """What the report wants to know of experts and policies, with a small part of the time."""
-    if bench.out is None or bench.question is None:
-        return
-    make_folder(bench.out)
+) -> list[str]:
+    """What is no block, with a small part of the time: traces for the report, tokens of peers.
+
+    Returns what is to be said of it.
+    """
     size = models[0].spec.vocabulary_size
     prompts = [prompt_of_round(bench, n_round, size) for n_round in range(len(TRACES))]
     left = limit.left()
     seconds = TIMEOUT_SECONDS if left is None else left * SHARE_OF_TIME / len(TRACES)
     model = who.copies.get(bench.model, bench.model)
-    problem = record_traces(bench.out, model, prompts, bench.n_generated, seconds, stop)
-    if problem is not None:
-        print(f"warning: {problem}", file=sys.stderr)
+    lines = []
+    if bench.out is not None and bench.question is not None:
+        make_folder(bench.out)
+        problem = record_traces(bench.out, model, prompts, bench.n_generated, seconds, stop)
+        lines += [f"warning: {problem}"] if problem is not None else []
+    threads = ("--compute-threads", str(who.n_threads))
+    return lines + compared_tokens(bench.peers, model, prompts[0], threads, seconds, stop)
 
 
 def _records(
@@ -144,7 +152,12 @@ def _places(
 
 
 def _show(
-    bench: BenchCommand, who: Who, records: list[Record], answer: Answer, limit: TimeLimit
+    bench: BenchCommand,
+    who: Who,
+    records: list[Record],
+    answer: Answer,
+    limit: TimeLimit,
+    beside: Sequence[str],
 ) -> None:
     """Tables, warnings, and the sentences last."""
     names = [each.name for each in who.participants]
@@ -155,6 +168,8 @@ def _show(
         print()
     for line in (*who.sweep.notes, *warnings_of(records)):
         print(f"warning: {line}")
+    for line in beside:
+        print(line)
     width = widths(answer)
     if width is not None:
         print(f"{_spent(bench, limit)}{width}.")

@@ -29,14 +29,20 @@ def check_arm(arm: Arm) -> None:
 
 
 def arm_command(
-    arm: Arm, model: Path, prompt: Sequence[int], n_tokens: int, seed: int
+    arm: Arm,
+    model: Path,
+    prompt: Sequence[int],
+    n_tokens: int,
+    seed: int,
+    temperature: int = 1,
 ) -> list[str]:
-    """One whole process: this prompt, `n_tokens` drawn at temperature 1 with this seed."""
+    """One whole process: this prompt, `n_tokens` drawn at this temperature with this seed."""
     return [
         sys.executable, "-P", "-m", "coordinator",
         "--model", str(model), *arm.flags,
         "--tokens", ",".join(map(str, prompt)),
-        "-n", str(n_tokens), "--ignore-eos", "--temperature", "1", "--seed", str(seed), "--json",
+        "-n", str(n_tokens), "--ignore-eos", "--temperature", str(temperature),
+        "--seed", str(seed), "--json",
     ]  # fmt: skip
 
 

@@ -63,6 +63,7 @@ def run_block(
     record: dict[str, Any] = {
         "round": n_round,
         "room": place.room.name,
+        "room_short": place.room.short,
         "arm": who.name,
         "kind": who.kind,
         "started_utc": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -10,6 +10,7 @@ from coordinator.bench_disk import Disk, file_system
 from coordinator.bench_machine import describe_machine, versions
 from coordinator.bench_models import Measured
 from coordinator.bench_participants import Who
+from coordinator.bench_questions import pair_record
 from coordinator.bench_records import Record
 
 
@@ -45,7 +46,8 @@ def common_of(
     """The part of a line that all blocks of a comparison share."""
     return {
         "comparison": comparison,
-        "question": bench.question,
+        "question": who.sweep.question,
+        "pairs": [pair_record(pair) for pair in who.sweep.pairs],
         "settings": {
             "models": [str(model.path) for model in models],
             "model_names": [model.name for model in models],

@@ -51,12 +51,14 @@ def main() -> int:
     parser.add_argument("--tokens", required=True, help="ids such as 5,77,300")
     parser.add_argument("--n", type=int, required=True, help="tokens to generate")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--greedy", action="store_true", help="the likeliest tokens, and their ids")
     parser.add_argument("command", nargs="+", help="the server and its own flags, behind --")
     options = parser.parse_args()
+    temperature = 0.0 if options.greedy else 1.0
     prompt = [int(text) for text in options.tokens.split(",")]
     try:
         with running(options.command, options.model, len(prompt) + options.n + 1) as path:
-            print(json.dumps(complete(path, prompt, options.n, options.seed)))
+            print(json.dumps(complete(path, prompt, options.n, options.seed, temperature)))
     except (ServerError, OSError, http.client.HTTPException, ValueError, KeyError) as error:
         print(f"llama-server: {type(error).__name__}: {error}", file=sys.stderr)
         return EXIT_INTERNAL
@@ -97,11 +99,14 @@ def wait_until_loaded(server: "subprocess.Popen[bytes]", path: Path) -> None:
     raise ServerError(f"expected a loaded model within {LOAD_SECONDS:.0f} s, found none")
 
 
-def complete(path: Path, prompt: list[int], n_tokens: int, seed: int) -> dict[str, Any]:
-    """One completion at temperature 1; when its tokens came. Raises `ServerError`."""
+def complete(
+    path: Path, prompt: list[int], n_tokens: int, seed: int, temperature: float
+) -> dict[str, Any]:
+    """One completion; when its tokens came, and which they are. Raises `ServerError`."""
     request = {
-        "prompt": prompt, "n_predict": n_tokens, "temperature": 1.0, "seed": seed, "top_k": 0,
-        "top_p": 1.0, "min_p": 0.0, "ignore_eos": True, "stream": True, "cache_prompt": False,
+        "prompt": prompt, "n_predict": n_tokens, "temperature": temperature, "seed": seed,
+        "top_k": 0, "top_p": 1.0, "min_p": 0.0, "ignore_eos": True, "stream": True,
+        "cache_prompt": False, "return_tokens": True,
     }  # fmt: skip
     connection = SocketFileConnection(path)
     started = last = time.monotonic()
@@ -112,6 +117,7 @@ def complete(path: Path, prompt: list[int], n_tokens: int, seed: int) -> dict[st
     if response.status != http.client.OK:
         raise ServerError(f"expected status 200, found {response.status}: {response.read(200)!r}")
     arrivals: list[tuple[int, float]] = []  # tokens and seconds of each event
+    tokens: list[int] = []
     n_before = 0
     for line in response:
         kind, _, data = line.partition(b": ")
@@ -121,13 +127,14 @@ def complete(path: Path, prompt: list[int], n_tokens: int, seed: int) -> dict[st
         event = json.loads(data)
         if "error" in event:
             raise ServerError(f"expected tokens, found {str(event['error'])[:200]}")
+        tokens += event.get("tokens", [])
         n_new = event["tokens_predicted"] - n_before
         if n_new > 0:
             arrivals.append((n_new, round(now - last, 6)))
             n_before, last = n_before + n_new, now
     if n_before != n_tokens:
         raise ServerError(f"expected {n_tokens} tokens, found {n_before}")
-    return {"started_monotonic_s": started, "arrivals": arrivals}
+    return {"started_monotonic_s": started, "arrivals": arrivals, "tokens": tokens}
 
 
 if __name__ == "__main__":

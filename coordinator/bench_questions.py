@@ -6,8 +6,9 @@ its words say so. Reads in flight: workers × queue depth of processes, threads,
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from coordinator.bench_commands import Arm, BenchCommand
 from coordinator.bench_rooms import Room
@@ -57,6 +58,12 @@ class Setting:
     def common(self) -> tuple[str, ...]:
         """Flags of every arm."""
         return ("--compute-threads", str(self.n_threads))
+
+
+def pair_record(pair: Pair) -> dict[str, Any]:
+    """A pair as a block line has it, so that lines can be merged without their command."""
+    rooms = [room.name for room in pair.rooms] if pair.rooms is not None else None
+    return {key: value for key, value in asdict(pair).items() if key != "rooms"} | {"rooms": rooms}
 
 
 def sweep_of(bench: BenchCommand, setting: Setting) -> Sweep:

@@ -20,6 +20,7 @@ from coordinator.bench_warnings import warnings_of
 
 ANSWERS = "answers.json"
 REPORT_SECONDS = 600.0
+KEPT = ("settings", "machine", "disk", "file_system", "versions")
 # column -> where it stands in a record
 COLUMNS: dict[str, tuple[str, ...]] = {
     "round": ("round",),
@@ -49,7 +50,12 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 
 
 def write_results(
-    folder: Path, answer: Answer, records: Sequence[Record], who: Who, stop: StopSignals
+    folder: Path,
+    answer: Answer,
+    records: Sequence[Record],
+    who: Who,
+    beside: Sequence[str],
+    stop: StopSignals,
 ) -> None:
     """Write the files and say where they are. A report that cannot be drawn is said, not fatal."""
     found: dict[str, Any] = {
@@ -58,15 +64,12 @@ def write_results(
         "short_rooms": {room.name: room.short for room in who.rooms},
         "arms": [each.name for each in who.participants],
         "reference": who.reference,
-        "warnings": [*who.sweep.notes, *warnings_of(records)],
+        "warnings": [*who.sweep.notes, *warnings_of(records), *beside],
         **({key: records[-1].get(key) for key in KEPT} if records else {}),
     }
     (folder / ANSWERS).write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     write_csv(folder / "blocks.csv", list(COLUMNS), _rows(records))
     draw_report(folder, stop)
-
-
-KEPT = ("settings", "machine", "disk", "file_system", "versions")
 
 
 def write_csv(path: Path, head: Sequence[str], rows: Iterator[Sequence[Any]]) -> None:

@@ -14,14 +14,16 @@ from typing import Any
 from coordinator.bench_records import BLOCKS, in_room, read_blocks
 from coordinator.bench_results import ANSWERS
 from coordinator.bench_table import HEAD, table_rows
-from coordinator.report_charts import Chart, charts_of
+from coordinator.report_charts import Chart, charts_of, pair_label, ratio_text, ratios_chart
 from coordinator.report_page import Page, Table, config, page_html
 from coordinator.report_routing import routing_charts
 
 try:
     import vl_convert
+
+    HAS_LIBRARY = True
 except ImportError:
-    vl_convert = None  # type: ignore[assignment]
+    HAS_LIBRARY = False
 
 BUNDLE = "window.draw = vegaEmbed;"
 PNG_PIXELS, PNG_SCALE = 720, 2
@@ -31,7 +33,7 @@ EXIT_CONFIGURATION = 2
 def main() -> int:
     """Exit code: 0, or 2 where the chart library or what is to be drawn is missing."""
     folder = Path(sys.argv[1])
-    if vl_convert is None:
+    if not HAS_LIBRARY:
         print(
             "report: expected the library of the charts, found none; the answers are complete "
             "without it: pip install 'moe-coord[report]' draws them at the next call",
@@ -56,8 +58,10 @@ def png_of(chart: Chart) -> bytes:
 
 
 def page_of(folder: Path) -> Page:
-    """What stands in the folder of a comparison."""
+    """What stands in the folder of a comparison, or of several machines' comparisons."""
     answers: dict[str, Any] = json.loads((folder / ANSWERS).read_text(encoding="utf-8"))
+    if "kinds" in answers:
+        return merged_page(answers)
     records = read_blocks(folder / BLOCKS)
     charts = [*charts_of(answers, records), *routing_charts(folder)]
     tables = [
@@ -78,6 +82,33 @@ def page_of(folder: Path) -> Page:
         tables,
         charts,
         facts_of(answers),
+    )
+
+
+def merged_page(answers: dict[str, Any]) -> Page:
+    """One row per kind of hardware."""
+    short, kinds = answers["short_rooms"], answers["kinds"]
+    findings = [
+        {**found, "hardware": kind["hardware"]}
+        for kind in kinds
+        for claim in kind["claims"]
+        for found in claim["findings"]
+        if found["what"] == "speed" and found.get("median") is not None
+    ]
+    columns = list(dict.fromkeys(pair_label(found, short) for found in findings))
+    cells = {(f["hardware"], pair_label(f, short)): ratio_text(f) for f in findings}
+    rows = [
+        (kind["hardware"], *[cells.get((kind["hardware"], name), "–") for name in columns])
+        for kind in kinds
+    ]
+    return Page(
+        f"moe-coord bench: {answers['question']}, {len(kinds)} kinds of hardware",
+        "; ".join(f"{kind['hardware']}: {kind['headline']}" for kind in kinds),
+        [],
+        [f"{kind['hardware']}: {line}" for kind in kinds for line in kind["warnings"]],
+        [Table("Paired ratios by kind of hardware", ("hardware", *columns), rows)],
+        [chart for chart in (ratios_chart(findings, short),) if chart is not None],
+        [(kind["hardware"], f"{kind['machines']} machine(s)") for kind in kinds],
     )
 
 

@@ -40,8 +40,9 @@ def charts_of(answers: Mapping[str, Any], records: Sequence[Record]) -> list[Cha
     """All charts that the blocks allow."""
     good = [record for record in records if "error" not in record]
     short = dict(answers["short_rooms"])
+    findings = [found for claim in answers["claims"] for found in claim["findings"]]
     made = [
-        _ratios(answers, short),
+        ratios_chart(findings, short),
         _memory(good),
         _token_time(good, short),
         _reads_in_flight(good, short),
@@ -62,18 +63,31 @@ def colour(field: str, title: str, domain: Sequence[str] | None = None) -> Spec:
     return {"field": field, "type": "nominal", "legend": legend, **scale}
 
 
-def _ratios(answers: Mapping[str, Any], short: Short) -> Chart | None:
+def pair_label(found: Mapping[str, Any], short: Short) -> str:
+    """What a ratio is of, in few words."""
+    over, under = short.get(found["room"], ""), short.get(found["reference_room"], "")
+    if over != under:
+        return f"{_label(found['arm'], over)} ÷ {under}"
+    return _label(f"{found['arm']} ÷ {found['reference']}", over)
+
+
+def ratio_text(found: Mapping[str, Any]) -> str:
+    """A ratio with its interval, as a table has it."""
+    text = f"{found['median']:.2f}"
+    return text if found["low"] is None else f"{text} [{found['low']:.2f}, {found['high']:.2f}]"
+
+
+def ratios_chart(findings: Sequence[Mapping[str, Any]], short: Short) -> Chart | None:
+    """Each pair with its interval; None without one. `hardware` is told where it is given."""
     rows: list[Row] = []
-    for claim in answers["claims"]:
-        for found in claim["findings"]:
-            if found.get("median") is None or found["what"] != "speed":
-                continue
-            over, under = short[found["room"]], short[found["reference_room"]]
-            name = _label(f"{found['arm']} ÷ {found['reference']}", over)
-            if over != under:
-                name = f"{_label(found['arm'], over)} ÷ {under}"
-            low, high = found["low"] or found["median"], found["high"] or found["median"]
-            rows.append({"pair": name, "ratio": found["median"], "low": low, "high": high})
+    for found in findings:
+        if found.get("median") is None or found["what"] != "speed":
+            continue
+        low, high = found["low"] or found["median"], found["high"] or found["median"]
+        name = pair_label(found, short)
+        if "hardware" in found:
+            name = f"{name}, {found['hardware']}"
+        rows.append({"pair": name, "ratio": found["median"], "low": low, "high": high})
     if not rows:
         return None
     order = [row["pair"] for row in rows]
