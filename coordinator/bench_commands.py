@@ -214,4 +214,8 @@ class CeilingCommand:
         None, "--compute-threads", integer(1, 256), HOW, "threads of the kernels",
         default_text="one per core",
     )  # fmt: skip
+    out: Path | None = flag(
+        None, "--out", PATH, HOW, "folder for report.html, ceiling.json, CSV and PNG",
+        default_text="nothing is kept",
+    )  # fmt: skip
     json: bool = flag(False, "--json", None, HOW, "print one JSON object instead of tables")

@@ -7,7 +7,7 @@ The answer needs no library; charts do. They are drawn by a process of its own
 import csv
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,7 @@ def write_results(
     draw_report(folder, stop)
 
 
-def write_csv(path: Path, head: Sequence[str], rows: Iterator[Sequence[Any]]) -> None:
+def write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """A table as CSV; None is an empty field."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)

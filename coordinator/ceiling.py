@@ -8,13 +8,17 @@ other, so that nothing shares the cores with it; this module starts them and doe
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from compute_worker.arch import ModelSpec, dense_bytes, resolve
 from coordinator.bench_arms import arm_command, read_arm
 from coordinator.bench_commands import Arm, CeilingCommand
 from coordinator.bench_group import ProcessTree
+from coordinator.bench_machine import describe_machine, versions
 from coordinator.bench_process import StopSignals, Watched, run_watched, stop_signals
+from coordinator.bench_records import make_folder
+from coordinator.bench_results import draw_report, write_csv
 from coordinator.bench_timings import Measured, measured
 from coordinator.budget import ResourceError, token_cycle_bytes
 from coordinator.cores import usable_cores
@@ -29,6 +33,8 @@ TIMEOUT_SECONDS = 3600.0
 EXIT_INTERNAL = 5
 LARGEST_BUFFER_BYTES = 1 << 30
 SHARE_OF_MEMORY = 4  # the buffer takes at most this part of what is available
+HELD_SHARE = 0.01  # of a file in the cache: less changes no rate
+CEILING = "ceiling.json"
 HIT_RATES = (0.0, 0.5, 0.75, 0.9, 0.95)
 Record = dict[str, Any]
 
@@ -50,7 +56,28 @@ def run_ceiling(command: CeilingCommand) -> int:
     if stop.exit_code is not None:
         return stop.exit_code
     print(json.dumps(record) if command.json else "\n".join(lines(record)))
+    if command.out is not None:
+        _keep(command.out, record)
     return 0
+
+
+def _keep(folder: Path, record: Record) -> None:
+    """JSON, CSV and charts in a folder. Raises `ConfigError`."""
+    make_folder(folder)
+    record = {**record, "machine": describe_machine(), "versions": versions()}
+    record["limits"] = [
+        {"hit_rate": hit_rate, "tok_s": limit_at(record, hit_rate)}
+        for hit_rate in [step / 20 for step in range(21)]
+    ]
+    (folder / CEILING).write_text(json.dumps(record, indent=1) + "\n")
+    disk = record.get("disk", {})
+    rows = [("direct", "random", row["depth"], row["gb_per_s"]) for row in disk.get("depths", ())]
+    rows += [
+        (row["way"], row["order"], row["depth"], row["gb_per_s"]) for row in disk.get("ways", ())
+    ]
+    write_csv(folder / "ceiling.csv", ("way", "order", "reads_in_flight", "gb_per_s"), rows)
+    with stop_signals() as stop:
+        draw_report(folder, stop)
 
 
 def slab_bytes(slabs: SlabTable) -> int:
@@ -97,6 +124,7 @@ def lines(record: Record) -> list[str]:
             )
         if disk["direct_refusal"]:
             found.append(f"  not measured: {disk['direct_refusal']}")
+        found += [_way_line(row) for row in disk.get("ways", ())]
     compute = record.get("compute")
     if compute is not None:
         bus = compute["bus"]
@@ -118,8 +146,17 @@ def lines(record: Record) -> list[str]:
     return found
 
 
+def _way_line(row: Record) -> str:
+    held = row["cached"] or 0.0
+    note = f"  {held:.0%} of the file was in memory already" if held > HELD_SHARE else ""
+    return (
+        f"  {row['way']:<9} {row['order']:<10} {row['depth']} in flight  "
+        f"{row['gb_per_s']:6.2f} GB/s{note}"
+    )
+
+
 def _disk(command: CeilingCommand, n_bytes: int, stop: StopSignals) -> Record:
-    arguments = [str(command.model), "--read-bytes", str(n_bytes)]
+    arguments = [str(command.model), "--read-bytes", str(n_bytes), "--ways"]
     return _json_of("io_worker.disk_speed", [*arguments, "--seconds", str(command.seconds)], stop)
 
 

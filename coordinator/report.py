@@ -14,6 +14,8 @@ from typing import Any
 from coordinator.bench_records import BLOCKS, in_room, read_blocks
 from coordinator.bench_results import ANSWERS
 from coordinator.bench_table import HEAD, table_rows
+from coordinator.ceiling import CEILING, lines
+from coordinator.report_ceiling import ceiling_page
 from coordinator.report_charts import Chart, charts_of, pair_label, ratio_text, ratios_chart
 from coordinator.report_page import Page, Table, config, page_html
 from coordinator.report_routing import routing_charts
@@ -58,7 +60,10 @@ def png_of(chart: Chart) -> bytes:
 
 
 def page_of(folder: Path) -> Page:
-    """What stands in the folder of a comparison, or of several machines' comparisons."""
+    """What stands in the folder: a ceiling, a comparison, or those of several machines."""
+    if not (folder / ANSWERS).exists():
+        record = json.loads((folder / CEILING).read_text(encoding="utf-8"))
+        return ceiling_page(record, lines(record))
     answers: dict[str, Any] = json.loads((folder / ANSWERS).read_text(encoding="utf-8"))
     if "kinds" in answers:
         return merged_page(answers)

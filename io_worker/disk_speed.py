@@ -3,6 +3,7 @@
 Plain O_DIRECT reads of one size at random places, `depth` threads with a buffer each, for a fixed
 time per depth, with the rate of every second: a disk that throttles is fast at first. No queue, no
 slots, no checks: what the engine reads below this is its own cost (`read_speed` measures that).
+With `--ways` every other way of reading too, random and sequential, a shorter time each.
 Prints one JSON object.
 """
 
@@ -16,14 +17,14 @@ import threading
 import time
 from collections.abc import Sequence
 
+from io_worker.disk_ways import Reads, cached_share, read_file, ways_of
 from io_worker.reader import ModelFile, ModelFileError, close_files, open_files
 from shm.pool import ALIGNMENT, align_up
 
 DEPTHS = (1, 2, 4, 8)
 THROTTLED_SHARE = 0.8  # of the first seconds' rate
 EXIT_MODEL = 3
-
-Reads = list[tuple[float, int]]  # seconds since the start, bytes
+WAY_SHARE = 0.25  # of the time of one depth
 
 
 def main() -> int:
@@ -33,6 +34,7 @@ def main() -> int:
     parser.add_argument("--read-bytes", type=int, default=3 << 20)
     parser.add_argument("--depths", default=",".join(map(str, DEPTHS)))
     parser.add_argument("--seconds", type=float, default=10.0, help="for each depth")
+    parser.add_argument("--ways", action="store_true", help="every way of reading")
     options = parser.parse_args()
     try:
         (file,) = files = open_files([options.file])
@@ -44,10 +46,26 @@ def main() -> int:
     if file.direct_fd is not None and read_bytes > 0:
         for depth in map(int, options.depths.split(",")):
             rows.append(summary(depth, read_for(file, read_bytes, depth, options.seconds)))
+    ways = measured_ways(file, read_bytes, options.seconds * WAY_SHARE) if options.ways else []
     refusal = file.direct_refusal if file.direct_fd is None else ""
-    print(json.dumps({"read_bytes": read_bytes, "direct_refusal": refusal, "depths": rows}))
+    found = {"read_bytes": read_bytes, "direct_refusal": refusal, "depths": rows, "ways": ways}
+    print(json.dumps(found))
     close_files(files)
     return 0
+
+
+def measured_ways(file: ModelFile, read_bytes: int, seconds: float) -> list[dict[str, object]]:
+    """A row for each way, order and depth; `cached`: the share that could not be dropped."""
+    rows: list[dict[str, object]] = []
+    if read_bytes == 0:
+        return rows
+    for way, order, depth in ways_of(file):
+        os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        cached = cached_share(file)
+        reads = read_file(file, way, order, read_bytes, depth, seconds)
+        row = summary(depth, reads)
+        rows.append({"way": way, "order": order, "cached": cached, **row})
+    return rows
 
 
 def read_for(file: ModelFile, read_bytes: int, depth: int, seconds: float) -> Reads:

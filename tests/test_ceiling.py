@@ -13,7 +13,8 @@ from compute_worker.bus_speed import sum_with_numpy
 from coordinator.bench_commands import CeilingCommand
 from coordinator.ceiling import limit_at, lines, run_ceiling, slab_bytes, token_bytes
 from coordinator.config import shipped_model
-from io_worker.disk_speed import Reads, rates, read_for, summary, throttles
+from io_worker.disk_speed import rates, read_for, summary, throttles
+from io_worker.disk_ways import ORDERS, WAYS, Reads, read_file
 from io_worker.model_file import open_model
 from io_worker.reader import close_files, open_files
 
@@ -112,3 +113,30 @@ def test_the_real_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert 0 < compute["bus_share"] < 1.5
     assert compute["bus"]["gb_per_s"] > 0.1
     assert "disk" not in record
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_reads_every_place_once(tmp_path: Path, way: str, order: str) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(os.urandom(1 << 20))
+    (file,) = files = open_files([path])
+    try:
+        if way == "direct" and file.direct_fd is None:
+            pytest.skip(file.direct_refusal)
+        reads = read_file(file, way, order, 65536, depth=2, seconds=30)
+    finally:
+        close_files(files)
+    assert sum(n_bytes for _, n_bytes in reads) == 1 << 20
+
+
+def test_what_is_kept(tmp_path: Path) -> None:
+    """JSON, CSV, and with the extra the charts, of the disk of the shipped model."""
+    pytest.importorskip("vl_convert", reason="needs the extra: pip install 'moe-coord[report]'")
+    command = CeilingCommand(shipped_model(), part="disk", seconds=1, out=tmp_path)
+    assert run_ceiling(command) == 0
+    record = json.loads((tmp_path / "ceiling.json").read_text())
+    ways = {(row["way"], row["order"]) for row in record["disk"]["ways"]}
+    assert {(way, order) for way in WAYS if way != "direct" for order in ORDERS} <= ways
+    assert (tmp_path / "ceiling.csv").read_text().startswith("way,order,reads_in_flight,gb_per_s")
+    assert (tmp_path / "ways.png").read_bytes().startswith(b"\x89PNG")
