@@ -1,0 +1,68 @@
+"""Which files are measured: named, written, or copied because somebody holds their pages."""
+
+import mmap
+from pathlib import Path
+
+import pytest
+
+from coordinator.bench_cache import cached_bytes
+from coordinator.bench_commands import BenchCommand
+from coordinator.bench_models import measured_model, models_of, own_files
+from coordinator.config import shipped_model
+from coordinator.flag_values import ConfigError
+from coordinator.synth import MIXES, SHAPES, Model, write_model
+from io_worker.model_file import open_model
+
+MODEL = shipped_model()
+
+
+@pytest.mark.parametrize(
+    ("bench", "part"),
+    [
+        (BenchCommand(), "expected a GGUF file, found none"),
+        (BenchCommand(synth=True), "--out DIR"),
+        (BenchCommand((MODEL,), synth=True), "no MODEL with it"),
+        (BenchCommand((MODEL, MODEL)), "expected 1 file, found 2"),
+        (BenchCommand((MODEL,), question="quant"), "expected 2 files, found 1"),
+    ],
+)
+def test_files_that_cannot_be(bench: BenchCommand, part: str) -> None:
+    with pytest.raises(ConfigError, match=part):
+        models_of(bench)
+
+
+def test_a_synthetic_model_is_written_once(tmp_path: Path) -> None:
+    """Its own writer is slow, so a sparse file of its name stands in: it must be kept."""
+    path = tmp_path / "synthetic-olmoe-q4_k_m-1-layers.gguf"
+    model = Model("synthetic-olmoe-q4_k_m", SHAPES["olmoe"], MIXES["q4_k_m"], 1)
+    write_model(path, model, sparse=True, force=False, report=lambda done, whole: None)
+    before = path.stat().st_mtime_ns
+    assert models_of(BenchCommand(synth=True, layers=1, out=tmp_path)) == (path,)
+    assert path.stat().st_mtime_ns == before
+    assert measured_model(path).name.startswith("synthetic-")
+
+
+def test_a_copy_is_the_same_model_and_goes_away(tmp_path: Path) -> None:
+    model = measured_model(MODEL)
+    with own_files([model], tmp_path, "always") as copies:
+        copy = copies[MODEL]
+        assert copy.name == MODEL.name and copy.stat().st_ino != MODEL.stat().st_ino
+        assert copy.read_bytes() == MODEL.read_bytes()
+        assert open_model(copy).fingerprint == model.fingerprint
+    assert list(tmp_path.iterdir()) == []
+    with own_files([model], tmp_path, "never") as copies:
+        assert copies == {}
+
+
+def test_a_file_is_copied_only_while_its_pages_are_held(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(MODEL.read_bytes() + bytes(20 << 20))
+    model = measured_model(path)
+    with own_files([model], tmp_path, "auto") as copies:
+        assert copies == {}
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as held:
+        held[:]  # mapped and touched: cannot be dropped
+        if cached_bytes([path]) < 20 << 20:
+            pytest.skip("needs a file system with a page cache")
+        with own_files([model], tmp_path, "auto") as copies:
+            assert copies[path].exists()

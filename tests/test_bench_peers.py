@@ -1,0 +1,72 @@
+"""Other programs in the same comparison: same rounds, same threads, same table; their tokens."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from coordinator.bench import run_bench
+from coordinator.bench_commands import POOLS, BenchCommand, PeerCommand
+from coordinator.bench_process import StopSignals
+from coordinator.bench_records import read_blocks
+from coordinator.bench_tokens import common_prefix, compared_tokens
+from coordinator.config import shipped_model
+
+FAKE = Path(__file__).parent / "fake_peer.py"
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> dict[str, PeerCommand]:
+    """Known by their file names, as the real ones are."""
+    found = {}
+    for kind in ("bench", "server"):
+        path = tmp_path / f"llama-{kind}"
+        path.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE} {kind} "$@"\n')
+        path.chmod(0o755)
+        found[kind] = PeerCommand(f"peer-{kind}", (str(path),))
+    return found
+
+
+def test_peers_stand_in_the_table_of_a_question(
+    programs: dict[str, PeerCommand], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    bench = BenchCommand(
+        (shipped_model(),), question="memory", peers=tuple(programs.values()), n_pairs=1,
+        n_tokens=8, n_warm_up=4, keep_cache=True, out=out, pools=POOLS.parse("30%"),
+        compute_threads=1,
+    )  # fmt: skip
+    assert run_bench(bench) == 0
+    arms = {record["arm"]: record for record in read_blocks(out / "blocks.jsonl")}
+    assert set(arms) == {"prefetch-off", "prefetch-router", "peer-bench", "peer-server"}
+    for name in ("peer-bench", "peer-server"):
+        assert 100 < arms[name]["tok_s"] < 210  # 5 ms per token, and the program's own
+        assert arms[name]["command"].count("-t") == 1  # as many threads as our arms
+    assert arms["peer-bench"]["report"]["n_threads"] == 1
+    claims = json.loads((out / "answers.json").read_text())["claims"]
+    assert [claim["findings"][0]["reference"] for claim in claims[-2:]] == [
+        "peer-bench", "peer-server",
+    ]  # fmt: skip
+    said = capsys.readouterr().out
+    assert "peer-server: the first " in said and "greedy tokens" in said
+
+
+def test_tokens_are_compared_where_there_are_some(programs: dict[str, PeerCommand]) -> None:
+    stop = StopSignals()
+    model, prompt, flags = shipped_model(), (5, 77), ("--compute-threads", "1")
+    assert compared_tokens([programs["bench"]], model, prompt, flags, 60, stop) == []
+    (line,) = compared_tokens([programs["server"]], model, prompt, flags, 60, stop)
+    assert line.startswith("peer-server: the first 0 of 16 greedy tokens equal")
+    gone = PeerCommand("gone", (os.devnull + "/llama-server",))
+    (line,) = compared_tokens([gone], model, prompt, flags, 60, stop)
+    assert line == "gone: tokens were not compared: a run gave none"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [([], [], 0), ([1], [], 0), ([1, 2, 3], [1, 2, 4], 2), ([1, 2], [1, 2, 3], 2), ([9], [1], 0)],
+)
+def test_common_prefix(one: list[int], other: list[int], expected: int) -> None:
+    assert common_prefix(one, other) == expected

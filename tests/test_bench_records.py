@@ -1,0 +1,56 @@
+"""Lines of blocks: whole or not there, of one comparison, and what counts of them."""
+
+import json
+from pathlib import Path
+
+import pytest
+from bench_blocks import block
+
+from coordinator.bench_records import by_round, is_foreign, open_blocks, read_blocks, value_of
+from coordinator.flag_values import ConfigError
+
+
+def test_a_part_of_a_line_is_cut_off_and_the_rest_is_done(tmp_path: Path) -> None:
+    with_one = open_blocks(tmp_path / "new" / "folder", "test")
+    with_one.add(block("a", 0, 10))
+    with_one.close()
+    path = tmp_path / "new" / "folder" / "blocks.jsonl"
+    whole = path.read_text()
+    path.write_text(whole + whole[:100])
+    again = open_blocks(path.parent, "test")
+    assert [record["arm"] for record in again.done] == ["a"]
+    again.close()
+    assert path.read_text() == whole
+
+
+@pytest.mark.parametrize(
+    "text", ["[1]\n", "x\n", '{"arm": 1}\n', "[" * 100_000 + "\n", '"' + "a" * 10 + '"\n']
+)
+def test_files_that_hold_no_blocks(tmp_path: Path, text: str) -> None:
+    (tmp_path / "blocks.jsonl").write_text(text)
+    for read in (lambda: read_blocks(tmp_path / "blocks.jsonl"), lambda: open_blocks(tmp_path, "")):
+        with pytest.raises(ConfigError, match="something else in line 1"):
+            read()
+
+
+def test_another_comparison_is_not_mixed_in(tmp_path: Path) -> None:
+    (tmp_path / "blocks.jsonl").write_text(json.dumps(block("a", 0, 10)) + "\n")
+    with pytest.raises(ConfigError, match="one of the same comparison"):
+        open_blocks(tmp_path, "another")
+
+
+def test_values_by_round() -> None:
+    records = [block("a", 0, 10), block("a", 2, 30), block("b", 1, 5), block("a", 3, 40)]
+    records[-1]["error"] = "exit -9"
+    assert by_round(records, "a", ("tok_s",)) == [10, None, 30, None]
+    assert by_round([], "a", ("tok_s",)) == []
+    assert value_of(records[0], ("report", "experts", "hits")) == 40
+    assert value_of(records[0], ("report", "no", "such")) is None
+
+
+def test_who_reads_past_the_page_cache_has_no_help_from_it() -> None:
+    held = {"cached_before": 1 << 30}
+    assert not is_foreign(block("a", 0, 10, **held))
+    buffered = {"settings": {"reader": "buffered", "dense": "anonymous"}}
+    assert is_foreign(block("a", 0, 10, **held, report=buffered))
+    assert is_foreign(block("peer", 0, 10, **held, report={}))
