@@ -55,7 +55,8 @@ def who_of(bench: BenchCommand, models: Sequence[Measured], copies: Mapping[Path
     n_threads = bench.compute_threads or len(usable_cores())
     spec = models[0].spec
     spare = read_machine().memory.n_bytes - dense_bytes(spec) - REST_BYTES
-    rooms = rooms_of(bench, models[0].expert_bytes, spare)
+    expert_bytes = max(model.expert_bytes for model in models)
+    rooms = rooms_of(bench, expert_bytes, spare)
     files = tuple(copies.get(path, path) for path in bench.files)
     peers = tuple(with_threads(peer, n_threads) for peer in bench.peers)
     if bench.question is not None:
@@ -63,7 +64,7 @@ def who_of(bench: BenchCommand, models: Sequence[Measured], copies: Mapping[Path
         sweep = sweep_of(bench, setting)
         arms, reference = sweep.arms, BEST_ARM[bench.question]
         sweep = with_peers(sweep, tuple(peer.name for peer in peers), reference)
-        sweep = replace(sweep, notes=(*sweep.notes, *left_out(bench, rooms)))
+        sweep = replace(sweep, notes=(*sweep.notes, *left_out(bench, rooms, expert_bytes)))
     else:
         arms, reference = bench.arms or (DEFAULT_ARM,), _reference(bench)
         names = (*(arm.name for arm in arms), *(peer.name for peer in peers))

@@ -30,7 +30,8 @@ class Room:
 
 
 def rooms_of(bench: BenchCommand, all_experts_bytes: int, spare_bytes: int) -> tuple[Room, ...]:
-    """Every cap with every pool, smallest first; `spare_bytes`: what pools may take at most.
+    """Every cap with every pool; `spare_bytes`: what pools may take at most. Two files share pools
+    of as many bytes, which are shares of the larger one's experts.
 
     Raises `ConfigError` if nothing that was asked for fits.
     """
@@ -46,6 +47,8 @@ def rooms_of(bench: BenchCommand, all_experts_bytes: int, spare_bytes: int) -> t
     rooms = []
     for cap in bench.caps or (None,):
         for pool in asked or (None,):
+            if bench.question == "quant" and pool is not None and pool.share is not None:
+                pool = PoolSize(n_bytes=int(pool.share * all_experts_bytes))
             room = _room(cap, pool, all_experts_bytes)
             if cap is not None or (room.pool_bytes or 0) <= spare_bytes:
                 rooms.append(room)
@@ -58,11 +61,12 @@ def rooms_of(bench: BenchCommand, all_experts_bytes: int, spare_bytes: int) -> t
     return tuple(rooms)
 
 
-def left_out(bench: BenchCommand, rooms: tuple[Room, ...]) -> Iterator[str]:
+def left_out(bench: BenchCommand, rooms: tuple[Room, ...], all_experts_bytes: int) -> Iterator[str]:
     """Pools that are not tried because they do not fit, as notes."""
-    kept = {room.flags for room in rooms}
-    for pool in bench.pools or (() if bench.caps else POOLS):
-        if not bench.caps and ("--pool", str(pool)) not in kept:
+    asked = bench.pools or POOLS
+    kept = {room.pool_bytes for room in rooms}
+    for pool in () if bench.caps or not bench.question else asked:
+        if (pool.n_bytes or int((pool.share or 0) * all_experts_bytes)) not in kept:
             yield f"a pool of {pool} does not fit into free memory: left out"
 
 

@@ -15,9 +15,13 @@ from coordinator.bench_participants import Who, who_of
 from coordinator.bench_peer import with_threads
 from coordinator.bench_records import Record, read_blocks
 from coordinator.bench_table import block_line, table
+from coordinator.bench_trace import TRACES
 from coordinator.bench_warnings import warnings_of
 from coordinator.config import shipped_model
 from coordinator.flag_values import ConfigError
+from coordinator.policy_choice import POLICIES
+from coordinator.report_routing import routing_charts
+from coordinator.trace_file import read_trace
 
 MODEL = shipped_model()
 
@@ -240,3 +244,14 @@ def test_a_model_too_small_is_said(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "of 5 minutes gave" in said.out
     answers = json.loads((tmp_path / "answers.json").read_text())
     assert answers["too_small"] and answers["headline"].startswith("too small")
+    for name in TRACES:
+        assert read_trace(tmp_path / name).n_steps == 1 + 4 + 1  # prompt and warm-up, then tokens
+    charts = routing_charts(tmp_path)
+    assert [chart.name for chart in charts] == ["hit_rates", "expert_use"]
+    hits: dict[str, dict[float, float]] = {}
+    for row in charts[0].spec["data"]["values"]:
+        hits.setdefault(row["policy"], {})[row["percent"]] = row["hits"]
+    assert {*POLICIES, "belady", "page cache"} == set(hits)
+    for policy in POLICIES:
+        assert all(hits["belady"][size] >= rate for size, rate in hits[policy].items())
+    assert len(charts[1].spec["data"]["values"]) == 8 * 16

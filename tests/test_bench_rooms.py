@@ -30,6 +30,7 @@ def asked(question: str | None = "memory", pools: str = "", caps: str = "") -> B
          [("--memory", str(2 * GiB - 2 * GiB // 20), "--pool", "10%")], [2 * GiB]),
         (asked(None, caps="1G,2G"), [(), ()], [GiB, 2 * GiB]),
         (asked(None), [()], [None]),
+        (asked("quant", pools="25%"), [("--pool", str(GiB))], [None]),
     ],
 )  # fmt: skip
 def test_rooms(bench: BenchCommand, flags: list[tuple[str, ...]], caps: list[int | None]) -> None:
@@ -42,7 +43,7 @@ def test_rooms(bench: BenchCommand, flags: list[tuple[str, ...]], caps: list[int
 def test_a_pool_that_does_not_fit_is_left_out_and_said() -> None:
     rooms = rooms_of(asked(), EXPERTS, GiB)
     assert [room.flags for room in rooms] == [("--pool", "20%")]
-    assert list(left_out(asked(), rooms)) == [
+    assert list(left_out(asked(), rooms, EXPERTS)) == [
         "a pool of 60% does not fit into free memory: left out"
     ]
     with pytest.raises(ConfigError, match=r"at most 100 MiB .*give a smaller --pool"):
