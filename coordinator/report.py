@@ -16,9 +16,11 @@ from coordinator.bench_results import ANSWERS
 from coordinator.bench_table import HEAD, table_rows
 from coordinator.ceiling import CEILING, lines
 from coordinator.report_ceiling import ceiling_page
-from coordinator.report_charts import Chart, charts_of, pair_label, ratio_text, ratios_chart
+from coordinator.report_charts import charts_of
 from coordinator.report_page import Page, Table, config, page_html
+from coordinator.report_ratios import pair_label, ratio_text, ratios_chart
 from coordinator.report_routing import routing_charts
+from coordinator.report_specs import Chart
 
 try:
     import vl_convert

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from coordinator.report_charts import ROW_PIXELS, Chart, Row, Spec, axis, colour
 from coordinator.report_page import Page, Table
+from coordinator.report_specs import ROW_PIXELS, Chart, Row, Spec, axis, colour, names
 
 CEILING_TITLE = "moe-coord ceiling"
 
@@ -87,7 +87,7 @@ def _ways(disk: dict[str, Any]) -> Chart | None:
         "height": ROW_PIXELS * len(order) * 3 // 2,
         "mark": {"type": "bar"},
         "encoding": {
-            "y": axis("", "way", "nominal", sort=order, axis={"labelLimit": 190, "title": None}),
+            "y": names("way", order),
             "yOffset": {"field": "order", "type": "nominal"},
             "x": axis("rate (GB/s)", "rate"),
             "color": colour("order", "order"),

@@ -1,23 +1,26 @@
-"""Charts of a comparison's blocks, as Vega-Lite specifications: plain dictionaries.
-
-Drawn twice from the same dictionary, in the page and as PNG, so a chart knows no colours of its
-background and no width. Every axis has a title with its unit.
-"""
+"""Charts of a comparison's blocks. Every axis has a title with its unit."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from coordinator.bench_records import Record, by_round, in_room, value_of
 from coordinator.bench_rooms import WHOLE_MACHINE
 from coordinator.bench_statistics import MIN_PAIRS, bootstrap_interval
+from coordinator.report_ratios import ratios_chart
+from coordinator.report_specs import (
+    ROW_PIXELS,
+    Chart,
+    Row,
+    Short,
+    Spec,
+    axis,
+    colour,
+    label,
+    names,
+)
 
-Spec = dict[str, Any]
-Row = dict[str, Any]
-Short = Mapping[str, str]  # rooms by name, as few words
 MiB = 1 << 20
-ROW_PIXELS = 26  # height of a bar with its gap
 PARTS: Mapping[str, str] = {
     "compute_s": "compute",
     "wait_disk_s": "waiting for the disk",
@@ -26,20 +29,12 @@ PARTS: Mapping[str, str] = {
 REST = "everything else"
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
-    """`name` is the file's; `about` one sentence under the title."""
-
-    name: str
-    title: str
-    about: str
-    spec: Spec
-
-
 def charts_of(answers: Mapping[str, Any], records: Sequence[Record]) -> list[Chart]:
     """All charts that the blocks allow."""
     good = [record for record in records if "error" not in record]
     short = dict(answers["short_rooms"])
+    if len(short) == 1:
+        short = dict.fromkeys(short, "")  # nothing to tell apart
     findings = [found for claim in answers["claims"] for found in claim["findings"]]
     made = [
         ratios_chart(findings, short),
@@ -49,63 +44,6 @@ def charts_of(answers: Mapping[str, Any], records: Sequence[Record]) -> list[Cha
         *_rounds(good),
     ]
     return [chart for chart in made if chart is not None]
-
-
-def axis(title: str, field: str, kind: str = "quantitative", **more: Any) -> Spec:
-    """One channel with a titled axis."""
-    return {"field": field, "type": kind, "title": title, **more}
-
-
-def colour(field: str, title: str, domain: Sequence[str] | None = None) -> Spec:
-    """A colour per name, explained below the chart."""
-    scale = {"scale": {"domain": list(domain)}} if domain else {}
-    legend = {"orient": "bottom", "columns": 2, "labelLimit": 280, "title": title}
-    return {"field": field, "type": "nominal", "legend": legend, **scale}
-
-
-def pair_label(found: Mapping[str, Any], short: Short) -> str:
-    """What a ratio is of, in few words."""
-    over, under = short.get(found["room"], ""), short.get(found["reference_room"], "")
-    if over != under:
-        return f"{_label(found['arm'], over)} ÷ {under}"
-    return _label(f"{found['arm']} ÷ {found['reference']}", over)
-
-
-def ratio_text(found: Mapping[str, Any]) -> str:
-    """A ratio with its interval, as a table has it."""
-    text = f"{found['median']:.2f}"
-    return text if found["low"] is None else f"{text} [{found['low']:.2f}, {found['high']:.2f}]"
-
-
-def ratios_chart(findings: Sequence[Mapping[str, Any]], short: Short) -> Chart | None:
-    """Each pair with its interval; None without one. `hardware` is told where it is given."""
-    rows: list[Row] = []
-    for found in findings:
-        if found.get("median") is None or found["what"] != "speed":
-            continue
-        low, high = found["low"] or found["median"], found["high"] or found["median"]
-        name = pair_label(found, short)
-        if "hardware" in found:
-            name = f"{name}, {found['hardware']}"
-        rows.append({"pair": name, "ratio": found["median"], "low": low, "high": high})
-    if not rows:
-        return None
-    order = [row["pair"] for row in rows]
-    y = axis("", "pair", "nominal", sort=order, axis={"labelLimit": 190, "title": None})
-    title = "× as fast (paired ratio)"
-    low = axis(title, "low", scale={"zero": False, "nice": True})
-    high, middle = {"field": "high"}, axis(title, "ratio")
-    layers: list[Spec] = [
-        {"mark": {"type": "rule", "strokeDash": [4, 4]}, "encoding": {"x": {"datum": 1}}},
-        {"mark": {"type": "rule", "strokeWidth": 3}, "encoding": {"y": y, "x": low, "x2": high}},
-        {"mark": {"type": "point", "filled": True, "size": 90}, "encoding": {"y": y, "x": middle}},
-    ]
-    spec = {"data": {"values": rows}, "height": ROW_PIXELS * len(order), "layer": layers}
-    about = (
-        "Median of the paired ratios and its 95 % interval. What crosses the dashed line at 1 "
-        "claims nothing."
-    )
-    return Chart("ratios", "Each pair", about, spec)
 
 
 def _memory(records: Sequence[Record]) -> Chart | None:
@@ -122,8 +60,8 @@ def _memory(records: Sequence[Record]) -> Chart | None:
             {"memory": median(sizes) / MiB, "rate": median(rates), "low": low, "high": high,
              "arm": arm, "prefetch": prefetch}
         )  # fmt: skip
-    if not rows:
-        return None
+    if len({row["memory"] for row in rows}) < 2:
+        return None  # one size is no curve
     kinds = list(dict.fromkeys(row["prefetch"] for row in rows))
     x = axis("memory of all processes (MiB)", "memory", scale={"zero": False, "nice": True})
     rate = "tokens per second"
@@ -134,7 +72,7 @@ def _memory(records: Sequence[Record]) -> Chart | None:
         {"mark": {"type": "line"}, "encoding": {**shared, "y": middle}},
         {"mark": {"type": "rule", "strokeWidth": 2},
          "encoding": {**shared, "y": low_end, "y2": high_end}},
-        {"mark": {"type": "point", "filled": True, "size": 70},
+        {"mark": {"type": "point", "filled": True, "opacity": 1, "size": 70},
          "encoding": {**shared, "y": middle}},
     ]  # fmt: skip
     spec: Spec = {"data": {"values": rows}, "height": 300, "layer": layers}
@@ -168,7 +106,7 @@ def _token_time(records: Sequence[Record], short: Short) -> Chart | None:
         of_parts = [token_parts(record) for record in mine]
         for part in (*PARTS.values(), REST):
             rows.append(
-                {"arm": _label(arm, short[room]), "part": part,
+                {"arm": label(arm, short[room]), "part": part,
                  "ms": 1e3 * median(found[part] for found in of_parts)}
             )  # fmt: skip
     if not rows:
@@ -181,7 +119,7 @@ def _token_time(records: Sequence[Record], short: Short) -> Chart | None:
         "transform": [{"calculate": f"indexof({domain!r}, datum.part)", "as": "order"}],
         "mark": {"type": "bar"},
         "encoding": {
-            "y": axis("", "arm", "nominal", sort=order, axis={"labelLimit": 190, "title": None}),
+            "y": names("arm", order),
             "x": axis("time of one token (ms)", "ms", stack="zero"),
             "color": colour("part", "part", domain),
             "order": {"field": "order", "type": "quantitative"},
@@ -216,16 +154,16 @@ def _reads_in_flight(records: Sequence[Record], short: Short) -> Chart | None:
         ):
             known = [found for r in mine if (found := value_of(r, path)) is not None]
             if known:
-                rows.append({"arm": _label(arm, short[room]), "kind": kind, "reads": median(known)})
+                rows.append({"arm": label(arm, short[room]), "kind": kind, "reads": median(known)})
     if not rows:
         return None
     order = list(dict.fromkeys(row["arm"] for row in rows))
     spec = {
         "data": {"values": rows},
         "height": ROW_PIXELS * len(order),
-        "mark": {"type": "point", "filled": True, "size": 110},
+        "mark": {"type": "point", "filled": True, "opacity": 1, "size": 110},
         "encoding": {
-            "y": axis("", "arm", "nominal", sort=order, axis={"labelLimit": 190, "title": None}),
+            "y": names("arm", order),
             "x": axis("reads in flight (count)", "reads", scale={"zero": True}),
             "color": colour("kind", ""),
             "shape": {"field": "kind", "type": "nominal"},
@@ -271,10 +209,6 @@ def _rounds(records: Sequence[Record]) -> list[Chart]:
 
 def _keys(records: Sequence[Record]) -> list[tuple[str, str]]:
     return list(dict.fromkeys((record["room"], record["arm"]) for record in records))
-
-
-def _label(arm: str, room: str) -> str:
-    return f"{arm}, {room}" if room else arm
 
 
 def _interval(values: Sequence[float]) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.report_charts import Chart
+from coordinator.report_specs import Chart
 
 FONT = "system-ui, sans-serif"
 # told apart with every kind of colour vision (Okabe and Ito), then two more
@@ -62,6 +62,7 @@ def config(*, dark: bool) -> dict[str, Any]:
         "view": {"stroke": line},
         "range": {"category": list(COLOURS), "heatmap": {"scheme": "viridis"}},
         "axis": {**words, "gridColor": line, "domainColor": line, "tickColor": line},
+        "axisX": {"labelOverlap": "greedy", "labelSeparation": 6},
         "legend": {**words, "symbolLimit": 60},
         "header": words,
         "mark": {"color": COLOURS[0]},

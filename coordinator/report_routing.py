@@ -12,7 +12,7 @@ from coordinator.flag_values import ConfigError
 from coordinator.policies import Key
 from coordinator.policy_choice import POLICIES
 from coordinator.replay_report import NEED_COUNTS, pool_for, results_of
-from coordinator.report_charts import Chart, Row, Spec, axis, colour
+from coordinator.report_specs import Chart, Row, Spec, axis, colour
 from coordinator.sizes import PoolSize
 from coordinator.slot_classes import PoolTooSmallError
 from coordinator.trace_file import Trace, read_trace
