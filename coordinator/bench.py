@@ -89,7 +89,7 @@ def _beside(
         problem = record_traces(bench.out, model, prompts, bench.n_generated, seconds, stop)
         lines += [f"warning: {problem}"] if problem is not None else []
     threads = ("--compute-threads", str(who.n_threads))
-    return lines + compared_tokens(bench.peers, model, prompts[0], threads, seconds, stop)
+    return lines + compared_tokens(bench.peers, model, prompts, threads, seconds, stop)
 
 
 def _records(

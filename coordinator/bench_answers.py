@@ -156,9 +156,9 @@ def widths(answer: Answer) -> str | None:
     if not counts:
         return None
     same = min(counts) == max(counts)
-    pairs = f"{max(counts)} pairs" if same else f"{min(counts)} to {max(counts)} pairs"
     if not known:
-        return f"{pairs} of each arm, which is no interval"
+        return "1 pair of each, which is no interval"
+    pairs = f"{max(counts)} pairs" if same else f"{min(counts)} to {max(counts)} pairs"
     return f"{pairs}; the intervals are {min(known):.0%} to {max(known):.0%} of their ratio wide"
 
 
@@ -177,8 +177,8 @@ def _words(found: Finding, start: str) -> str:
         said = f"nothing was measured of {found.subject} against {found.than}"
         return said if start else "nothing was measured"
     if found.verdict == "few":
-        rounds = f"{ratio.n_pairs} pair{'s' if ratio.n_pairs > 1 else ''}"
-        said = f"{rounds} are too few for a claim ({shown(ratio)})"
+        rounds = "1 pair is" if ratio.n_pairs == 1 else f"{ratio.n_pairs} pairs are"
+        said = f"{rounds} too few for a claim ({shown(ratio)})"
         return f"{found.subject} against {found.than}: {said}" if start else said
     if found.verdict == "none":
         said = f"at most {ratio.low:.2f} to {ratio.high:.2f} ×"

@@ -11,7 +11,7 @@ from coordinator.sizes import PoolSize, parse_pool, parse_size
 
 WHAT, WHERE, HOW = "what is compared", "what the machine is limited to", "how it is measured"
 ARM_EXAMPLE = '"NAME: FLAGS" such as "two workers: --io-workers 2"'
-PEER_EXAMPLE = '"NAME=COMMAND" such as "llama.cpp=/opt/llama-bench -t 2 -mmp 1"'
+PEER_EXAMPLE = '"NAME=COMMAND" such as "llama.cpp=/opt/llama-bench -t 2"'
 _NAME = r"[^\s:=][^:=]{0,39}?"
 
 

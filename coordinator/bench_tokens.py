@@ -1,4 +1,4 @@
-"""Do a peer and this program say the same? Greedy tokens of both, for one prompt.
+"""Do a peer and this program say the same? Greedy tokens of both, for each of a few prompts.
 
 Once per comparison and outside of its blocks. `llama-server` gives its tokens; `llama-bench` draws
 ids of its own and has none to compare. Both round differently, so two tokens whose scores are
@@ -23,7 +23,7 @@ SERVER = "llama-server"
 def compared_tokens(
     peers: Iterable[PeerCommand],
     model: Path,
-    prompt: Sequence[int],
+    prompts: Sequence[Sequence[int]],
     flags: Sequence[str],
     seconds: float,
     stop: StopSignals,
@@ -33,17 +33,20 @@ def compared_tokens(
     if not servers:
         return []
     arm = Arm("greedy", (*flags, "--numerics", "exact"))
-    ours = _tokens(arm_command(arm, model, prompt, N_TOKENS, 1, temperature=0), seconds, stop)
+    ours = [
+        _tokens(arm_command(arm, model, prompt, N_TOKENS, 1, temperature=0), seconds, stop)
+        for prompt in prompts
+    ]
     lines = []
     for peer in servers:
-        theirs = _tokens(greedy_command(peer, model, prompt), seconds, stop)
-        if not ours or not theirs:
+        theirs = [_tokens(greedy_command(peer, model, prompt), seconds, stop) for prompt in prompts]
+        if not all(ours) or not all(theirs):
             lines.append(f"{peer.name}: tokens were not compared: a run gave none")
             continue
-        n_equal = common_prefix(ours, theirs)
+        equal = [common_prefix(*both) for both in zip(ours, theirs, strict=True)]
         lines.append(
-            f"{peer.name}: the first {n_equal} of {N_TOKENS} greedy tokens equal those of this "
-            "program (--numerics exact)"
+            f"{peer.name}: of {N_TOKENS} greedy tokens the first {' and '.join(map(str, equal))} "
+            f"equal those of this program, by prompt (--numerics exact)"
         )
     return lines
 

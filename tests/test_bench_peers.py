@@ -50,17 +50,17 @@ def test_peers_stand_in_the_table_of_a_question(
         "peer-bench", "peer-server",
     ]  # fmt: skip
     said = capsys.readouterr().out
-    assert "peer-server: the first " in said and "greedy tokens" in said
+    assert "peer-server: of 16 greedy tokens the first " in said
 
 
 def test_tokens_are_compared_where_there_are_some(programs: dict[str, PeerCommand]) -> None:
     stop = StopSignals()
-    model, prompt, flags = shipped_model(), (5, 77), ("--compute-threads", "1")
-    assert compared_tokens([programs["bench"]], model, prompt, flags, 60, stop) == []
-    (line,) = compared_tokens([programs["server"]], model, prompt, flags, 60, stop)
-    assert line.startswith("peer-server: the first 0 of 16 greedy tokens equal")
+    model, prompts, flags = shipped_model(), [(5, 77), (6,)], ("--compute-threads", "1")
+    assert compared_tokens([programs["bench"]], model, prompts, flags, 60, stop) == []
+    (line,) = compared_tokens([programs["server"]], model, prompts, flags, 60, stop)
+    assert line.startswith("peer-server: of 16 greedy tokens the first 0 and 0 equal")
     gone = PeerCommand("gone", (os.devnull + "/llama-server",))
-    (line,) = compared_tokens([gone], model, prompt, flags, 60, stop)
+    (line,) = compared_tokens([gone], model, prompts, flags, 60, stop)
     assert line == "gone: tokens were not compared: a run gave none"
 
 
