@@ -45,7 +45,7 @@ def _of_arm(records: Sequence[Record], arm: str, name: str) -> Iterator[str]:
         first, second = median(rates[:half]), median(rates[-half:])
         if second < THROTTLED_SHARE * first:
             yield (
-                f"{name}: the disk throttles: {second / 1e6:.0f} MB/s while reads were awaited in "
+                f"{name}: the disk may throttle: {second / 1e6:.0f} MB per second of waiting in "
                 f"the second half, {first / 1e6:.0f} in the first"
             )
     n_failed = sum("error" in record for record in mine)
@@ -78,7 +78,10 @@ def _of_machine(records: Sequence[Record]) -> Iterator[str]:
 
 
 def disk_rate(record: Record) -> float | None:
-    """Bytes per second while the block waited for reads; None where it hardly did."""
+    """Bytes read ÷ seconds that compute waited; None where it hardly did.
+
+    More than the disk gives, since it also reads while compute works; only its change tells.
+    """
     n_bytes = value_of(record, ("bytes", "per_token"))
     wait = value_of(record, ("report", "token_time", "wait_disk_s"))
     total = record.get("measured_s")

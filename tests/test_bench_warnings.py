@@ -26,7 +26,7 @@ QUIET: tuple[dict[str, Any], ...] = ({},) * 6
 CASES: dict[str, tuple[list[Record], str]] = {
     "disk": (
         series(*[waiting(n) for n in (100, 100, 100, 70, 70, 70)]),
-        "a: the disk throttles: 0 MB/s while reads were awaited",
+        "a: the disk may throttle: 0 MB per second of waiting",
     ),
     "drift": (
         [block("a", n, rate, report={}) for n, rate in enumerate((10, 10, 10, 8, 8, 8))],
