@@ -37,7 +37,10 @@ def located(command: Command, typed: Sequence[str]) -> Command:
             found = _located_config(config, typed)
             more = {"aliases"} if found.aliases != config.aliases else set()
             return dataclasses.replace(command, engine=(found, given | more))
-        case MapCommand() | PackCommand() | VerifyCommand() | BenchCommand() | CeilingCommand():
+        case BenchCommand(merge=False):
+            files = tuple(_find(path, None, typed)[0] for path in command.files)
+            return dataclasses.replace(command, files=files)
+        case MapCommand() | PackCommand() | VerifyCommand() | CeilingCommand():
             path, _ = _find(command.model, None, typed)
             return dataclasses.replace(command, model=path)
     return command
