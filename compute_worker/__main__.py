@@ -146,8 +146,8 @@ def live(arguments: ChildArguments, birth: Birth, link: SocketLink) -> int:
         if queue is not None:
             link.read_locally(queue)
         assembled = assemble(settings, pool, link, progress_teller(link))
-        if pool is not None and not is_writer:
-            pool.populate(writable=False)
+        if pool is not None and not is_writer and assembled.experts_in.name == "pool":
+            pool.populate(writable=False)  # else it is read past the mapping
         link.send(Ready(arguments.process, ready_detail(birth, assembled)))
         serve(link, assembled)
         return 0
@@ -213,6 +213,8 @@ def ready_detail(birth: Birth, assembled: Assembled) -> str:
             "warnings": [*birth.warnings, *assembled.warnings],
             "dense_bytes": assembled.dense_bytes,
             "settings": assembled.settings,
+            "experts_in": assembled.experts_in.name,
+            "experts_in_because": assembled.experts_in.reason,
         }
     )
 

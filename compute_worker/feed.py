@@ -19,11 +19,15 @@ from compute_worker.forward import group_by_expert
 from compute_worker.kernels import Kernels
 from compute_worker.link import Link
 from compute_worker.matrix import Addresses, ExpertShape, Floats, Integers
+from compute_worker.own_memory import OwnMemory
 from compute_worker.regions import Regions
 from io_worker.slabs import LayerSlabs, SlabTable
 from shm.messages import (
     Abort,
+    Adopt,
+    Adopted,
     Cancel,
+    Dropped,
     ExpertUse,
     Finished,
     Forget,
@@ -76,6 +80,7 @@ class ExpertFeed:
         n_active: int,
         kernels: Kernels,
         guess: Guess,
+        own: OwnMemory,
         now: Now = time.monotonic_ns,
     ) -> None:
         self.waiting = Waiting()
@@ -83,6 +88,7 @@ class ExpertFeed:
         self.released: list[SlotLease] = []  # computed, not told yet
         self._link = link
         self._regions = regions
+        self._own = own
         self._kernels = kernels
         self._guess = guess
         self._now = now
@@ -114,13 +120,22 @@ class ExpertFeed:
         return released
 
     def note(self, message: object) -> None:
-        """Take a message that is not a `Grant`: it may end the step at the next layer boundary."""
+        """Take a message that no `Need` waits for: it may end the step at the next layer boundary.
+
+        No kernel runs meanwhile, so whatever stands may change its place or go.
+        """
         match message:
             case Cancel(request):
                 self._cancelled.add(request)
+            case Grant(layer, standing=True):
+                self._stand(layer, message, self._intact(layer, message))
+            case Adopt():
+                self._adopt(message)
             case Revoke(layers):
                 for layer in layers:
                     self._standing.pop(layer, None)
+                    self._own.drop(layer)
+                self._link.send(Dropped(layers))
             case Abort(step):
                 if step == self._step:
                     raise StepCancelled
@@ -131,6 +146,20 @@ class ExpertFeed:
         """What came during the step and must be done after it, in order."""
         late, self._late = self._late, []
         return late
+
+    def _adopt(self, adopt: Adopt) -> None:
+        """Copy experts of a layer that stands, and use the copies from now on."""
+        if adopt.layer not in self._standing:  # a slot of it was lost
+            self._link.send(Adopted(adopt.layer, False))
+            return
+        try:
+            addresses = self._own.adopt(adopt.layer, adopt.locations)
+        except (OSError, MemoryError):  # they stay in the pool
+            self._link.send(Adopted(adopt.layer, False))
+            return
+        experts = [location.expert for location in adopt.locations]
+        self._standing[adopt.layer][experts] = np.array(addresses, np.uint64)
+        self._link.send(Adopted(adopt.layer, True))
 
     def is_cancelled(self, request: int) -> bool:
         """Whether `Cancel` came for the request."""
@@ -164,8 +193,7 @@ class ExpertFeed:
             grant = self._next_grant(layer, sent_ns, timing)
             intact = self._intact(layer, grant)
             mine = [location for location in intact if location.expert in pairs]
-            if grant.standing and len(intact) == len(grant.locations):
-                self._standing[layer] = self._addresses(intact)  # (E, 3)
+            self._stand(layer, grant, intact)
             if mine:
                 wanted = [pairs.pop(location.expert) for location in mine]
                 self._compute(layer, self._addresses(mine), wanted, x, out)
@@ -205,6 +233,11 @@ class ExpertFeed:
             lost = tuple([each.lease for each in grant.locations if each not in intact])
             self._link.send(SlotsLost(layer, lost))
         return intact
+
+    def _stand(self, layer: int, grant: Grant, intact: list[Location]) -> None:
+        """Keep a standing grant, if all of it is there."""
+        if grant.standing and len(intact) == len(grant.locations):
+            self._standing[layer] = self._addresses(intact)  # (E, 3)
 
     def _addresses(self, locations: Sequence[Location]) -> Addresses:
         found = [self._regions.addresses(location) for location in locations]

@@ -22,6 +22,7 @@ def _numpy(numerics: str, n_threads: int) -> Kernels:
         expert_blocks=reference.expert_blocks,
         attention=reference.attention,
         store_kv=reference.store_kv,
+        read_all=reference.read_all,
         park=_nothing,
         close=_nothing,
     )

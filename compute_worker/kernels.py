@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from compute_worker.kv import KvCache
-from compute_worker.matrix import Addresses, ExpertShape, Floats, Integers, Matrix
+from compute_worker.matrix import Addresses, Bytes, ExpertShape, Floats, Integers, Matrix
 
 Matmul = Callable[[Matrix, Floats], Floats]
 Matmuls = Callable[[Sequence[Matrix], Floats], Sequence[Floats]]
@@ -42,5 +42,6 @@ class Kernels:
     expert_blocks: ExpertBlocks
     attention: Attention
     store_kv: StoreKv
+    read_all: Callable[[Bytes], int]  # sum of all 64-bit words: how fast memory can be read
     park: Callable[[], None]  # threads stop spinning; the next call wakes them
     close: Callable[[], None]  # threads end; no other function may be called afterwards

@@ -11,8 +11,12 @@ import errno
 import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from compute_worker.matrix import Bytes
+
+MLOCK_ONFAULT = 1  # linux/mman.h
+CAP_IPC_LOCK = 14  # whoever has it may lock more than the limit; linux/capability.h
 
 
 class LockRefused(Exception):
@@ -61,6 +65,15 @@ def lock(memories: Sequence[Bytes]) -> LockOutcome:
     return LockOutcome(locked, needed, "")
 
 
+def lock_when_filled(address: int, n_bytes: int) -> bool:
+    """Lock what is touched of a memory when it is touched; whether that is granted."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "mlock2"):  # a C library without it
+        return False
+    pages = ctypes.c_void_p(address), ctypes.c_size_t(n_bytes)
+    return int(libc.mlock2(*pages, ctypes.c_uint(MLOCK_ONFAULT))) == 0
+
+
 def _refusal(number: int, needed: int, locked: int) -> str:
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     # EPERM: the limit is 0. ENOMEM: the limit is too small. EAGAIN: not all pages could be locked.
@@ -70,3 +83,20 @@ def _refusal(number: int, needed: int, locked: int) -> str:
         f"mlock: cannot lock {needed} bytes ({name}){so_far}: the limit is {limit} bytes, "
         f"{max(0, needed - limit)} too few; raise it with `ulimit -l` or LimitMEMLOCK="
     )
+
+
+def refusal_to_lock(n_bytes: int) -> str:
+    """Empty where this process may lock so many bytes, else one line with the figures."""
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    if limit == resource.RLIM_INFINITY or n_bytes <= limit or _may_lock_anything():
+        return ""
+    return (
+        f"mlock: cannot lock {n_bytes} bytes of weights and experts: the limit is {limit} bytes, "
+        f"{n_bytes - limit} too few; raise it with `ulimit -l` or LimitMEMLOCK="
+    )
+
+
+def _may_lock_anything() -> bool:
+    status = Path("/proc/self/status").read_text()
+    effective = next(line for line in status.splitlines() if line.startswith("CapEff:"))
+    return bool(int(effective.split()[1], 16) >> CAP_IPC_LOCK & 1)

@@ -67,6 +67,7 @@ def build_for(instruction_set: str, numerics: str, n_threads: int) -> Kernels:
         expert_blocks=engine.expert_blocks,
         attention=engine.attention,
         store_kv=engine.store_kv,
+        read_all=engine.read_all,
         park=engine.park,
         close=engine.close,
     )

@@ -20,6 +20,7 @@ from compute_worker.arch import KV_BLOCK_TOKENS
 from compute_worker.kv import KvCache
 from compute_worker.matrix import (
     Addresses,
+    Bytes,
     ExpertShape,
     Floats,
     Integers,
@@ -96,6 +97,15 @@ def top_experts(scores: Floats, n_active: int, norm_topk: bool) -> tuple[Integer
     if norm_topk:
         weights /= weights.sum(axis=-1, keepdims=True)
     return chosen.astype(np.int32), weights
+
+
+def read_all(data: Bytes) -> int:
+    """Sum of all 64-bit words of `data`, modulo 2**64: how fast memory can be read.
+
+    What is left behind the last word does not count.
+    """
+    n_bytes = data.nbytes // 8 * 8
+    return int(data[:n_bytes].view(np.uint64).sum())
 
 
 @np.errstate(all="ignore")

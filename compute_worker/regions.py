@@ -22,6 +22,12 @@ class Regions:
         file_addresses = [files.address + start for start in files.starts[:-1]] if files else []
         self._bases = (pool_address, *file_addresses)
 
+    def copy(self, location: Location, parts: tuple[memoryview, memoryview, memoryview]) -> None:
+        """Fill `parts` with gate, up and down of an expert in the pool. Raises `OSError`."""
+        assert self._pool is not None and location.region == 0
+        for start, part in zip((location.gate, location.up, location.down), parts, strict=True):
+            self._pool.copy(start, part)
+
     def is_intact(self, layer: int, location: Location) -> bool:
         """Whether the slot's header says that it holds this expert of the layer."""
         if location.region != 0:

@@ -20,7 +20,8 @@ class LocalReads:
 
 @dataclass(frozen=True, slots=True)
 class ComputeSettings:
-    """`kv_kind` is f32, f16 or q8_0; `mlock` auto, require or off; `dense` anonymous or mapped."""
+    """`kv_kind` is f32, f16 or q8_0; `mlock` auto, require or off; `dense` anonymous or mapped;
+    `experts_in` pool, own, or auto: measure which is faster."""
 
     spec: ModelSpec
     files: tuple[ModelFile, ...]
@@ -31,6 +32,8 @@ class ComputeSettings:
     n_kv_blocks: int
     mlock: str
     dense: str
+    experts_in: str
+    n_tokens: int | None  # of the one answer of the run; None: any may come
     local_reads: LocalReads | None
     guess_next_layer: bool  # send the next router's guess with every `Need`
     keep_fd: int | None  # `eval`: where logits and chosen experts of the prompt are written

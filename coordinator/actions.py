@@ -61,12 +61,19 @@ class PunchSlots:
 
 
 @dataclass(frozen=True, slots=True)
-class RestoreSlots:
-    """Give these slots memory again, before the next read into one."""
+class VacateSlots:
+    """The same, for slots whose content compute has in memory of its own now. They stay in use: the
+    next read into one takes memory for it again."""
 
     slots: tuple[int, ...]
 
 
-Action = (
-    ToCompute | ToWorker | Deliver | RequestsFailed | Ended | StopWith | PunchSlots | RestoreSlots
-)
+@dataclass(frozen=True, slots=True)
+class RestoreSlots:
+    """Put slots that were punched back to use: give them memory, before the next read into one."""
+
+    slots: tuple[int, ...]
+
+
+SlotMemory = PunchSlots | VacateSlots | RestoreSlots
+Action = ToCompute | ToWorker | Deliver | RequestsFailed | Ended | StopWith | SlotMemory

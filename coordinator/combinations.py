@@ -15,7 +15,7 @@ from coordinator.sizes import format_size
 
 PROMPTS = ("prompt", "prompt_file", "prompt_tokens")
 # the page cache knows none of these
-OF_THE_POOL = ("pool", "policy", "drop_cache", "read_unit", "hot_set", "imatrix")
+OF_THE_POOL = ("pool", "policy", "drop_cache", "read_unit", "hot_set", "imatrix", "experts_in")
 COUNTS = ("usage", "hot_set", "imatrix")  # where counts of other texts come from
 COUNTING_POLICIES = ("auto", "lfu", "static", "calibrated", "imatrix")
 OF_ANSWERS = (  # without a prompt every request says its own
@@ -60,6 +60,7 @@ def combined(config: Config, given: frozenset[str], cores: Sequence[int]) -> Con
         )
     _check_memory(config)
     _check_counts(config, given)
+    _check_experts_in(config, given)
     return _with_cores(_with_reader(config, given), given, cores)
 
 
@@ -104,6 +105,16 @@ def _check_memory(config: Config) -> None:
         raise ConfigError(
             "--mlock: expected weights in memory of our own, found --dense mapped, which leaves "
             "them to the page cache; drop --mlock or --dense"
+        )
+
+
+def _check_experts_in(config: Config, given: frozenset[str]) -> None:
+    """Counts and traces are made of requests, which experts in compute's own memory need not."""
+    named = [flag_name(name) for name in ("usage", "trace") if name in given]
+    if config.experts_in == "own" and named:
+        raise ConfigError(
+            f"{named[0]}: expected --experts-in pool or auto with it, found own: compute asks for "
+            f"nothing that it has, so nothing is counted; drop {named[0]} or --experts-in"
         )
 
 

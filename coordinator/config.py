@@ -193,6 +193,11 @@ class Config:
         "where the dense weights lie: in memory of their own, or in the page cache; auto: in their "
         "own where the budget holds them",
     )  # fmt: skip
+    experts_in: str = flag(
+        "auto", "--experts-in", choice("auto", "pool", "own"), MEMORY,
+        "where experts lie once all fit: in the shared pool, or in compute's own memory with huge "
+        "pages; auto: as a short trial at start says",
+    )  # fmt: skip
     mlock: str = flag(
         "auto", "--mlock", choice("auto", "require", "off"), MEMORY,
         "keep the weights out of swap: where the limit allows, or else fail, or not",

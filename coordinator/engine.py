@@ -16,8 +16,7 @@ from coordinator.actions import (
     Action,
     Deliver,
     Ended,
-    PunchSlots,
-    RestoreSlots,
+    SlotMemory,
     StopWith,
     ToCompute,
     ToWorker,
@@ -30,7 +29,9 @@ from coordinator.listener import Front, Listener
 from coordinator.memory_watch import MemoryWatch
 from coordinator.restarts import MAX_DEATHS, Restarts
 from coordinator.state import (
+    OF_COMPUTE,
     ComputeDied,
+    ComputeReady,
     Continue,
     Core,
     EndRequest,
@@ -46,11 +47,9 @@ from coordinator.totals import Totals
 from io_worker.reader import ModelFile
 from shm.messages import (
     BlocksSaved,
-    Need,
     Progress,
     ReadFailed,
     Ready,
-    Release,
     SlabsReady,
     SlotsLost,
     StepDone,
@@ -142,8 +141,8 @@ class Engine:
 
     @property
     def n_loading(self) -> int:
-        """Experts that are still to be read."""
-        return self.core.residency.n_loading
+        """Experts that are still to be read, or on their way into compute's own memory."""
+        return self.core.residency.n_to_settle
 
     def run_once(self, timeout_seconds: float = TICK_SECONDS) -> None:
         """Wait for something to happen, deal with it. Raises `EngineError`."""
@@ -175,7 +174,7 @@ class Engine:
     def _take(self, child: Child, message: Any) -> None:
         self.totals.received(child.name, message, time.monotonic_ns())
         match message:
-            case Need() | Release() | SlotsLost() | StepDone() if child.name == COMPUTE:
+            case _ if child.name == COMPUTE and isinstance(message, OF_COMPUTE):
                 self._from_compute(message)
             case SlabsReady() | ReadFailed():
                 self.handle(FromReader(child.name, message))
@@ -206,6 +205,8 @@ class Engine:
         self._health.watch.begin(child.name, time.monotonic_ns())
         if child.name in self.totals.readers:
             self.handle(ReaderReady(child.name, self._credit))
+        if child.name == COMPUTE:
+            self.handle(ComputeReady(child.detail["experts_in"] == "own"))
         if self._front is not None and child.name == HTTP:
             self._front.started()
         if self.is_ready:
@@ -267,7 +268,7 @@ class Engine:
                     self._listener.on_ended(action)
                 case StopWith(exit_code, text):
                     raise EngineError(exit_code, text)
-                case PunchSlots() | RestoreSlots():
+                case _ if isinstance(action, SlotMemory):
                     self.memory.perform(action)
 
     def send(self, name: str, message: Any) -> None:

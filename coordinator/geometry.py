@@ -9,6 +9,7 @@ from io_worker.slabs import SlabTable
 from shm.messages import Location, ReadRange, SlabRead, SlabsReady
 from shm.pool import ALIGNMENT, PoolLayout
 
+PART_BYTES = 32 << 20  # copying it takes some 10 ms, which a step between two parts has to wait
 RangesOf = Callable[[int, int], tuple[tuple[int, int, int], ...]]  # (layer, expert) -> file ranges
 
 
@@ -23,6 +24,7 @@ class PoolGeometry:
     ranges_of: RangesOf  # gate, up and down: three (file, offset, bytes)
     alignment: int
     is_packed: bool = False  # the three lie together, page by page: one read brings them
+    part_bytes: int = PART_BYTES  # of experts that move into compute's own memory at once
 
     @property
     def slots_of_class(self) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ Part of the decision core. A layer stands when its class has a slot for every ex
 there: nothing of it is ever evicted, so it is granted as a whole once and needs no message after.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from coordinator.geometry import PoolGeometry
 from coordinator.slots import Key, Slot, SlotState, SlotTable
@@ -12,16 +12,16 @@ from shm.messages import Grant, Location, ReadSpan
 
 
 class Grants:
-    """Locations of what is ready, and which layers stand."""
+    """Locations of what is ready, which layers stand, and which would if they were whole."""
 
     def __init__(self, geometry: PoolGeometry, slots: SlotTable, *, standing: bool) -> None:
         self._geometry = geometry
         self._slots = slots
         self._locations: dict[int, Location] = {}  # by slot: a hit costs a look-up
-        self._standing: set[int] = set()
+        self.standing: set[int] = set()
+        self.may_stand: set[int] = set()
         self._stands_when_whole = standing
-        self._may_stand: set[int] = set()
-        self.resize(geometry.slots_of_class)
+        self.resize(geometry.slots_of_class, set())
 
     def note_ready(self, slot: Slot) -> None:
         """A slab lies in its slot now."""
@@ -29,39 +29,58 @@ class Grants:
 
     def first(self, layer: int, hits: list[Slot], n_waiting: int) -> Grant:
         """The answer to a `Need`: its hits, or the whole layer if it stands from now on."""
-        if layer in self._may_stand:
-            whole = [self._slots.find((layer, e)) for e in range(self._geometry.n_experts)]
-            ready = [slot for slot in whole if slot and slot.state is SlotState.READY]
-            if len(ready) == self._geometry.n_experts:
-                self._standing.add(layer)
-                return Grant(layer, self._locations_of(ready), (), 0, True)
-        self._standing.discard(layer)  # it stood, but compute could not keep that: a slot was lost
-        return Grant(layer, self._locations_of(hits), (), n_waiting, False)
+        found = self._whole(layer)
+        if found is not None:
+            self.standing.add(layer)
+            return found
+        self.standing.discard(layer)  # it stood, but compute could not keep that: a slot was lost
+        return Grant(layer, self.locations_of(hits), (), n_waiting, False)
+
+    def stand(self, layer: int) -> Grant | None:
+        """The standing grant of a layer that may stand from now on and did not before."""
+        found = None if layer in self.standing else self._whole(layer)
+        if found is not None:
+            self.standing.add(layer)
+        return found
+
+    def _whole(self, layer: int) -> Grant | None:
+        """A layer with all its experts, where it may stand."""
+        if layer not in self.may_stand:
+            return None
+        whole = [self._slots.find((layer, e)) for e in range(self._geometry.n_experts)]
+        ready = [slot for slot in whole if slot and slot.state is SlotState.READY]
+        if len(ready) < self._geometry.n_experts:
+            return None
+        return Grant(layer, self.locations_of(ready), (), 0, True)
 
     def of_read(self, layer: int, slot: Slot, span: ReadSpan, n_waiting: int) -> Grant:
         """One expert that a layer waited for."""
-        return Grant(layer, self._locations_of([slot]), (span,), n_waiting, False)
+        return Grant(layer, self.locations_of([slot]), (span,), n_waiting, False)
 
-    def resize(self, slots_of_class: Sequence[int]) -> tuple[int, ...]:
-        """Classes have so many slots from now on; returns the layers whose standing grant ends."""
+    def resize(self, slots_of_class: Sequence[int], stays: Set[int]) -> tuple[int, ...]:
+        """Classes have so many slots from now on; returns the layers whose standing grant ends.
+
+        Those that `stays` go on standing wherever they are.
+        """
         whole = self._geometry.whole_layers(slots_of_class)
-        self._may_stand = whole if self._stands_when_whole else set()
-        gone = self._standing - self._may_stand
-        self._standing -= gone
+        self.may_stand = whole if self._stands_when_whole else set()
+        gone = self.standing - self.may_stand - stays
+        self.standing -= gone
         return tuple(sorted(gone))
 
     def lacking(self) -> list[Key]:
         """Experts that layers miss so that they could stand."""
         return [
             (layer, expert)
-            for layer in sorted(self._may_stand - self._standing)
+            for layer in sorted(self.may_stand - self.standing)
             for expert in range(self._geometry.n_experts)
             if self._slots.find((layer, expert)) is None
         ]
 
     def forget_standing(self) -> None:
         """Compute is gone, and what it was granted with it."""
-        self._standing.clear()
+        self.standing.clear()
 
-    def _locations_of(self, slots: list[Slot]) -> tuple[Location, ...]:
+    def locations_of(self, slots: list[Slot]) -> tuple[Location, ...]:
+        """Where ready slots lie."""
         return tuple([self._locations[slot.number] for slot in slots])

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from coordinator.accounting import private_bytes
-from coordinator.actions import PunchSlots, RestoreSlots
+from coordinator.actions import PunchSlots, RestoreSlots, SlotMemory, VacateSlots
 from coordinator.memory_room import MemoryRoom
 from coordinator.pool_memory import PoolMemory
 from coordinator.pressure import MUCH_TAKEN_BYTES, Pressure
@@ -87,19 +87,22 @@ class MemoryWatch:
             self._count(pids)  # it may be ourselves who took it
             own = self._private_bytes + self._pool.n_bytes
         self._left_bytes = room + own
-        target = self._pressure.target(room, self._pool.n_bytes, own, now_seconds)
+        target = self._pressure.target(room, self._pool.usable_bytes, own, now_seconds)
         if target is None:
             return None
         self._tell(room, target, now_seconds)
         return PoolTarget(slots_within(self._layout, target))
 
-    def perform(self, action: PunchSlots | RestoreSlots) -> None:
+    def perform(self, action: SlotMemory) -> None:
         """Give or take the memory of slots."""
         assert self._pool is not None
-        if isinstance(action, PunchSlots):
-            self._pool.punch(action.slots)
-        else:
-            self._pool.restore(action.slots)
+        match action:
+            case PunchSlots(slots):
+                self._pool.punch(slots)
+            case VacateSlots(slots):
+                self._pool.vacate(slots)
+            case RestoreSlots(slots):
+                self._pool.restore(slots)
 
     def take_lines(self) -> list[str]:
         """What an operator wants to know since the last call."""
@@ -119,8 +122,10 @@ class MemoryWatch:
         return min(LONGEST_SECONDS, max(SHORTEST_SECONDS, seconds))
 
     def _tell(self, room: int, target: int, now_seconds: float) -> None:
-        figures = f"room_mib={room // MiB} pool_mib={self.pool_bytes // MiB}"
-        if target < self.pool_bytes:
+        assert self._pool is not None
+        usable_bytes = self._pool.usable_bytes
+        figures = f"room_mib={room // MiB} pool_mib={usable_bytes // MiB}"
+        if target < usable_bytes:
             if self._short_since is None:
                 self._short_since = now_seconds
                 self._lines.append(f"event=pool_shrinks {figures} limit={self._room.source!r}")

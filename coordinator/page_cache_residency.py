@@ -18,10 +18,12 @@ from coordinator.geometry import ExpertCounters, PoolGeometry, ResizeCounters
 from coordinator.policies import Key
 from coordinator.prefetch import Prefetch
 from coordinator.reads import ReadDispatch
-from coordinator.residency import MAX_GUESSES_READ_AT_ONCE
+from coordinator.seating import MAX_GUESSES_READ_AT_ONCE
 from coordinator.slots import SlotTable
 from shm.messages import (
     Abort,
+    Adopted,
+    Dropped,
     Grant,
     Location,
     Need,
@@ -203,6 +205,22 @@ class PageCacheResidency:
         """See `Residency`. What is under way goes on, for whoever needs it next."""
         self._need, self._missing = None, set()
         return self._reads.dispatch()
+
+    def compute_ready(self, *, adopts: bool) -> None:
+        """See `Residency`. There is no pool to adopt anything from."""
+
+    def settle(self) -> list[Action]:
+        """See `Residency`. Everything stays where it is."""
+        return []
+
+    def handle_moved(self, moved: Adopted | Dropped) -> list[Action]:
+        """See `Residency`."""
+        raise AssertionError(f"nothing was adopted: {moved}")
+
+    @property
+    def n_to_settle(self) -> int:
+        """See `Residency`."""
+        return self.n_loading
 
     def compute_died(self) -> list[Action]:
         """See `Residency`."""

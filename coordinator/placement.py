@@ -22,6 +22,7 @@ class Placement:
     def __init__(self, geometry: PoolGeometry, policy: Policy) -> None:
         self.slots = SlotTable(geometry.class_of_slots)
         self._evicted: list[Key] = []
+        self._followers: set[Key] = set()  # have no slot yet, and will have one
         self._policy = policy
         self._geometry = geometry
         self._class_of_layer = geometry.class_of_layer
@@ -72,7 +73,8 @@ class Placement:
         leased = []
         for key in keys:
             slot = self.slots.take_free(self._class_of_layer[key[0]])
-            if slot is not None and self.slots.find(key) is None:
+            is_placed = self.slots.find(key) is not None or key in self._followers
+            if slot is not None and not is_placed:
                 leased.append(self.lease(slot, key, now))
         return leased
 
@@ -85,11 +87,13 @@ class Placement:
             queue = queues.setdefault(slot.number, deque())
             before = (layer, queue[-1]) if queue else slot.key
             queue.append(expert)
+            self._followers.add((layer, expert))
             self._replace(before, (layer, expert), now)
         return queues
 
     def take_over(self, slot: Slot, key: Key) -> Slot:
         """What `follow` decided happens: the policy knows already."""
+        self._followers.discard(key)
         self.slots.lease(slot, key)
         return slot
 
@@ -97,6 +101,7 @@ class Placement:
         """What `follow` decided will not happen: set the policy right."""
         for number, queue in queues.items():
             for expert in queue:
+                self._followers.discard((layer, expert))
                 self._policy.forget((layer, expert))
             key = self.slots.slots[number].key
             if queue and key is not None:
@@ -114,10 +119,22 @@ class Placement:
         self.slots.fail(slot)
 
     def drop(self, slot: Slot) -> None:
-        """Give up what a ready slot holds."""
+        """Give up what a ready or adopted slot holds."""
         if slot.key is not None:
             self._policy.forget(slot.key)
         self.slots.drop(slot)
+
+    def adopt(self, slot: Slot) -> None:
+        """Compute takes over what a ready slot holds: it is nobody's victim."""
+        assert slot.key is not None
+        self._policy.forget(slot.key)
+        self.slots.adopt(slot)
+
+    def keep(self, slot: Slot, now: int) -> None:
+        """It did not."""
+        assert slot.key is not None
+        self.slots.keep(slot)
+        self._policy.admit(slot.key, now)
 
     def resize(self, slots_of_class: tuple[int, ...], now: int) -> None:
         """Classes have so many slots from now on."""

@@ -1,8 +1,12 @@
-"""The memory of the pool's slots: given back to the system, and taken again."""
+"""The memory of the pool's slots: given back to the system, and taken again.
+
+A slot that is out of use has none. One whose content compute has in memory of its own has none for
+now, and counts as if it had: its content is somewhere, or will be read into it again.
+"""
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 
 from shm.pool import PoolLayout, allocated_bytes, punch_hole
 
@@ -14,24 +18,33 @@ class PoolMemory:
         self._fd = fd
         self._starts = [gate for gate, _, _ in layout.windows_of_slots()]
         self._slot_bytes = [layout.classes[index].slot_bytes for index in layout.class_of_slots()]
+        self.usable_bytes = layout.total_bytes  # of all but the slots that are out of use
 
     @property
     def n_bytes(self) -> int:
         """Memory that the pool holds now."""
         return allocated_bytes(self._fd)
 
-    def punch(self, slots: Iterable[int]) -> None:
-        """Give back the memory of slots that nobody uses. Raises `OSError`."""
+    def punch(self, slots: Collection[int]) -> None:
+        """Give back the memory of slots that go out of use. Raises `OSError`."""
+        self.vacate(slots)
+        self.usable_bytes -= sum(self._slot_bytes[slot] for slot in slots)
+
+    def vacate(self, slots: Collection[int]) -> None:
+        """Give back the memory of slots whose content is elsewhere now; the next read into one
+        takes it again. Raises `OSError`."""
         for start, n_bytes in self._ranges(slots):
             punch_hole(self._fd, start, n_bytes)
 
-    def restore(self, slots: Iterable[int]) -> None:
-        """Take it again, now: what is only promised would look like room for more."""
+    def restore(self, slots: Collection[int]) -> None:
+        """Put slots back to use and take their memory again, now: what is only promised would look
+        like room for more."""
+        self.usable_bytes += sum(self._slot_bytes[slot] for slot in slots)
         for start, n_bytes in self._ranges(slots):
             with contextlib.suppress(OSError):  # a read into the slot takes it, or says why not
                 os.posix_fallocate(self._fd, start, n_bytes)
 
-    def _ranges(self, slots: Iterable[int]) -> Iterator[tuple[int, int]]:
+    def _ranges(self, slots: Collection[int]) -> Iterator[tuple[int, int]]:
         """Neighbours in one range: (start, bytes)."""
         start = stop = 0
         for slot in sorted(slots):

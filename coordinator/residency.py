@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from coordinator.actions import Action, RequestsFailed, StopWith, ToCompute
+from coordinator.adoption import Adoption, Moved
 from coordinator.geometry import ExpertCounters, PoolGeometry, ResizeCounters
 from coordinator.grants import Grants
 from coordinator.placement import Placement
@@ -24,13 +25,12 @@ from coordinator.prefetch import Prefetch
 from coordinator.reads import ReadDispatch
 from coordinator.repair import given_up, read_again
 from coordinator.resizing import Resizing
-from coordinator.seating import seat, seat_rest
+from coordinator.seating import UNDER_WAY, find_seated, seat, seat_guesses, seat_rest
 from coordinator.served_layer import Arrival, ServedLayer
 from coordinator.slots import Slot, SlotState
 from shm.messages import Abort, ExpertUse, Need, ReadFailed, SlabsReady, SlotLease, SlotsLost
 
 Uses = list[ExpertUse]
-MAX_GUESSES_READ_AT_ONCE = 2  # a demand read may have to wait for these
 
 
 class Residency:
@@ -58,8 +58,9 @@ class Residency:
         self._reads = ReadDispatch()
         self._layer: ServedLayer | None = None
         self._grants = Grants(geometry, self.slots, standing=standing_grants)
+        self._adoption = Adoption(geometry, self._placement, self._grants, self._reads)
         self._resizing = Resizing(
-            geometry, self._placement, self._grants, self._reads, self.resized
+            geometry, self._placement, self._grants, self._adoption, self._reads, self.resized
         )
 
     # Readers
@@ -98,7 +99,7 @@ class Residency:
         self.n_needs += 1
         self._layer = layer = ServedLayer(need)
         uses = layer.uses_in_order()
-        hits, misses = self._split(layer, uses)
+        hits, misses = find_seated(self.slots, layer, uses)
         self.counters.requests += len(uses)
         self.counters.hits += len(hits)
         self.counters.misses += len(misses)
@@ -122,22 +123,6 @@ class Residency:
         self._release(released)
         return self._reads.dispatch()
 
-    def _split(self, layer: ServedLayer, uses: Uses) -> tuple[list[Slot], Uses]:
-        """Pin what is resident or on its way; the rest are misses."""
-        hits, misses = [], []
-        for use in uses:
-            slot = self.slots.find((layer.need.layer, use.expert))
-            if slot is None:
-                misses.append(use)
-                continue
-            self.slots.pin(slot)
-            if slot.state is SlotState.READY:
-                hits.append(slot)
-            else:  # a read that began before this need
-                misses.append(use)
-                layer.missing.add(use.expert)
-        return hits, misses
-
     def _take_slots(self, layer: ServedLayer, hits: list[Slot], misses: Uses) -> list[Slot]:
         """Lease slots for all that has to be read; returns those to be filled now."""
         slot_class = self.geometry.class_of_layer[layer.need.layer]
@@ -155,15 +140,8 @@ class Residency:
         """Use an idle disk for experts that the next layer will probably need."""
         if self.n_loading or (self._layer is not None and self._layer.n_waiting):
             return []
-        for key in self.prefetch.wanted():
-            if self.slots.find(key) is not None:
-                continue
-            slot = self._placement.room_for(key, is_prompt=False)
-            if slot is None or self.n_loading >= MAX_GUESSES_READ_AT_ONCE:
-                break
-            self._placement.lease(slot, key, self.n_needs)
-            self._reads.push([self.geometry.read_of(slot)])
-            self.prefetch.note_issued(key)
+        loading = seat_guesses(self._placement, self.prefetch, self.n_needs)
+        self._reads.push(self.geometry.read_of(slot) for slot in loading)
         self._note_evictions()
         return self._reads.dispatch()
 
@@ -209,10 +187,8 @@ class Residency:
         return actions + self._reads.dispatch() + self._read_guesses()
 
     def _granted(self, layer: ServedLayer, arrived: list[Arrival]) -> list[Action]:
-        number, n_waiting = layer.need.layer, layer.n_waiting
-        return [
-            ToCompute(self._grants.of_read(number, slot, span, n_waiting)) for slot, span in arrived
-        ]
+        number, n_waiting, of_read = layer.need.layer, layer.n_waiting, self._grants.of_read
+        return [ToCompute(of_read(number, slot, span, n_waiting)) for slot, span in arrived]
 
     def handle_failed(self, name: str, failed: ReadFailed) -> list[Action]:
         """A slab cannot be read: the step that waits for it ends, the engine goes on."""
@@ -264,10 +240,28 @@ class Residency:
             slot.pins = 0
         return self._step_over()
 
+    def compute_ready(self, *, adopts: bool) -> None:
+        """Compute is up, and may adopt what stays for good or not (see `adoption`)."""
+        self._adoption.compute_ready(adopts=adopts)
+
+    def settle(self) -> list[Action]:
+        """No step runs: what stays for good goes on its way to where it will stay."""
+        return self._adoption.next_part()
+
+    @property
+    def n_to_settle(self) -> int:
+        """Experts to be read or moved before everything is where it stays, as far as is known."""
+        return self.n_loading or self._adoption.n_to_move
+
+    def handle_moved(self, moved: Moved) -> list[Action]:
+        """Compute has experts in memory of its own, or has them no more."""
+        actions, lacking = self._adoption.handle(moved, self.n_needs)
+        return actions + self._resizing.more_is_free() + self.preload(lacking)
+
     def compute_died(self) -> list[Action]:
-        """Nothing is granted any more; what is resident stays."""
-        self._grants.forget_standing()
-        return self.abort_layer()
+        """Nothing is granted any more. The pool stays; what compute had is read again."""
+        lost = self._adoption.compute_died()
+        return self.abort_layer() + self.preload(lost)
 
     def resize(self, slots_of_class: tuple[int, ...], *, is_stepping: bool) -> list[Action]:
         """Use so many slots of each class from now on (see `resizing`)."""
@@ -292,5 +286,4 @@ class Residency:
         self.slots.check()
         self._reads.check()
         self._resizing.check()
-        n_loading = self.slots.count(SlotState.LOADING) + self.slots.count(SlotState.CONDEMNED)
-        assert n_loading == self._reads.n_under_way + self._reads.n_queued
+        assert self.n_loading == sum(map(self.slots.count, UNDER_WAY))

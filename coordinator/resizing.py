@@ -4,10 +4,13 @@ A smaller pool first gives up free slots, then those of the policy's victims. Wh
 retired, and its memory goes back to the system (`PunchSlots`); a slot in use or being filled never
 is. What cannot go now goes with a later event. Standing grants end before a slot of their layers
 goes, and because compute uses them without telling, nothing of such a layer goes before the step
-that was running then is over. How large the pool should be is decided elsewhere (`pressure`).
+that was running then is over. Layers that compute has in memory of its own end one by one, as many
+as make room; their slots are free when it says that they are gone. How large the pool should be is
+decided elsewhere (`pressure`).
 """
 
 from coordinator.actions import Action, PunchSlots, RestoreSlots, ToCompute, ToWorker
+from coordinator.adoption import LEAST_SLOTS, Adoption
 from coordinator.geometry import PoolGeometry, ResizeCounters
 from coordinator.grants import Grants
 from coordinator.placement import Placement
@@ -23,12 +26,14 @@ class Resizing:
         geometry: PoolGeometry,
         placement: Placement,
         grants: Grants,
+        adoption: Adoption,
         reads: ReadDispatch,
         counters: ResizeCounters,
     ) -> None:
         self._placement = placement
         self._slots = placement.slots
         self._grants = grants
+        self._adoption = adoption
         self._reads = reads
         self._counters = counters
         self._wanted = geometry.slots_of_class
@@ -40,8 +45,10 @@ class Resizing:
         if slots_of_class != self._wanted:
             self._wanted = slots_of_class
             self._placement.resize(slots_of_class, now)
-            revoked = self._grants.resize(slots_of_class)
+            stays = self._adoption.stays(slots_of_class)
+            revoked = self._grants.resize(slots_of_class, stays)
             if revoked:
+                self._adoption.revoke(revoked)
                 actions.append(ToCompute(Revoke(revoked)))
             if is_stepping:
                 self._in_use.update(revoked)
@@ -52,11 +59,17 @@ class Resizing:
         self._in_use.clear()
         return self._retire()
 
+    def more_is_free(self) -> list[Action]:
+        """Compute is done with slots: some may have to go."""
+        return self._retire()
+
     def _retire(self) -> list[Action]:
         gone: list[int] = []
         for slot_class, n_usable in enumerate(self._slots.usable_of_class()):
-            for _ in range(n_usable - self._wanted[slot_class]):
-                slot = self._placement.give_up(slot_class, self._in_use)
+            # while adopted slots are still to come free, a step must find some of the others
+            n_spare = n_usable - self._slots.n_adopted(slot_class) - LEAST_SLOTS
+            for _ in range(min(n_usable - self._wanted[slot_class], n_spare)):
+                slot = self._placement.give_up(slot_class, self._in_use | self._adoption.moving)
                 if slot is None:
                     break
                 self._slots.retire(slot)
@@ -82,5 +95,6 @@ class Resizing:
 
     def check(self) -> None:
         """Invariants; raises AssertionError."""
+        self._adoption.check()
         for n_usable, n_wanted in zip(self._slots.usable_of_class(), self._wanted, strict=True):
             assert n_usable >= n_wanted, (n_usable, n_wanted)

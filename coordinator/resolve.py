@@ -11,6 +11,7 @@ from compute_worker.arch import ModelSpec
 from coordinator.budget import MemoryPlan, ResourceError, plan_memory
 from coordinator.config import Config, shipped_model
 from coordinator.cores import plan_cores
+from coordinator.experts_in import experts_in
 from coordinator.machine import Machine
 from coordinator.memory_request import MemoryRequest, OnlySequence
 from coordinator.sizes import PoolSize
@@ -72,8 +73,8 @@ def resolve(
 ) -> Config:
     """The config with every "auto" that machine and model decide replaced by what was chosen.
 
-    `reader` and `kernels` stay "auto": only the process that opens or imports them can tell.
-    Raises like `plan_memory`.
+    `reader` and `kernels` stay "auto": only the process that opens or imports them can tell; and
+    `experts_in` where compute has to measure. Raises like `plan_memory` and `experts_in`.
     """
     plan = memory_plan(config, machine, model, only, n_sequences)
     is_pinned = config.pin_cores or config.core_plan is not None
@@ -92,6 +93,7 @@ def resolve(
         policy=policy if config.has_pool else "none",
         drop_cache=drop_cache,
         dense="mapped" if plan.maps_dense else "anonymous",
+        experts_in=experts_in(config, plan, model),
         memory_bytes=plan.budget_bytes,
         pool=PoolSize(n_bytes=plan.pool_limit_bytes) if config.has_pool else None,
         context_tokens=plan.context_tokens,

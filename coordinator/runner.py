@@ -158,6 +158,8 @@ def wait_ready(
             terminal.line(f"kernels: {child.detail['kernels']}")
         found = child.detail.get("settings")
         settings |= found if isinstance(found, dict) else {}
+        if because := child.detail.get("experts_in_because"):
+            terminal.line(f"experts: --experts-in {child.detail['experts_in']} ({because})")
         for text in child.warnings:
             terminal.warning(f"{child.name}: {text}")
     if setup.plan.everything_fits:

@@ -7,11 +7,32 @@ order among those of a layer: what cannot have a slot now will follow another in
 from collections.abc import Sequence
 
 from coordinator.placement import Placement
+from coordinator.prefetch import Prefetch
 from coordinator.served_layer import ServedLayer
-from coordinator.slots import Slot, SlotState
+from coordinator.slots import Slot, SlotState, SlotTable
 from shm.messages import ExpertUse
 
 UNDER_WAY = (SlotState.LOADING, SlotState.CONDEMNED)
+MAX_GUESSES_READ_AT_ONCE = 2  # a demand read may have to wait for these
+
+
+def find_seated(
+    slots: SlotTable, layer: ServedLayer, uses: Sequence[ExpertUse]
+) -> tuple[list[Slot], list[ExpertUse]]:
+    """Pin what is resident (returned first) or on its way; all but the resident are misses."""
+    hits, misses = [], []
+    for use in uses:
+        slot = slots.find((layer.need.layer, use.expert))
+        if slot is None:
+            misses.append(use)
+            continue
+        slots.pin(slot)
+        if slot.state is SlotState.READY:
+            hits.append(slot)
+        else:  # a read that began before this need
+            misses.append(use)
+            layer.missing.add(use.expert)
+    return hits, misses
 
 
 def seat(
@@ -68,4 +89,19 @@ def seat_rest(placement: Placement, layer: ServedLayer, n_experts: int, now: int
             break
         loading.append(placement.lease(slot, key, now))
         layer.rest.add(key[1])
+    return loading
+
+
+def seat_guesses(placement: Placement, prefetch: Prefetch, now: int) -> list[Slot]:
+    """Lease slots for experts that the next layer will probably need, while nothing is read.
+    Returns the slots to be filled."""
+    loading: list[Slot] = []
+    for key in prefetch.wanted():
+        if placement.slots.find(key) is not None:
+            continue
+        slot = placement.room_for(key, is_prompt=False)
+        if slot is None or len(loading) >= MAX_GUESSES_READ_AT_ONCE:
+            break
+        loading.append(placement.lease(slot, key, now))
+        prefetch.note_issued(key)
     return loading

@@ -100,7 +100,8 @@ SERIES: tuple[Series, ...] = (
     Series(
         "slots", "gauge", "coordinator",
         "Places for experts in the pool: free, loading, ready, condemned (their reader is being "
-        "killed) or retired (memory given back).", ("state",), by_name(_slots),
+        "killed), retired (memory given back) or adopted (compute has a copy of its own).",
+        ("state",), by_name(_slots),
     ),
     Series(
         "evictions", "counter", "coordinator",

@@ -53,6 +53,7 @@ class Setup:
     usage: UsageCounts
     trace: TraceWriter | None
     rows: TokenRows | None  # of --csv
+    only: OnlySequence | None  # None: sequences of any length may come
 
     @property
     def reads_in_flight(self) -> int:
@@ -89,6 +90,10 @@ class Setup:
             f"{config.compute_threads} compute thread(s)",
             self.plan.describe(),
         ]
+        if config.experts_in == "own":
+            lines.append("experts: in compute's own memory, with huge pages")
+        if config.experts_in == "auto":
+            lines.append("experts: in the pool, or in compute's own memory where a trial says so")
         if self.cores is not None:
             lines.append(self.cores.describe(ROLES if config.is_service else RUNNING_ROLES))
         return lines
@@ -124,7 +129,7 @@ def prepared(
         config = resolve_config(config, machine, spec, only, n_sequences)
         # from what was asked for: the resolved plan is spelled out and has no name
         cores = plan_cores(wanted_cores, machine.cores) if config.pin_cores else None
-        setup = _prepare(config, machine, model, spec, files, plan, cores)
+        setup = _prepare(config, machine, model, spec, files, plan, cores, only)
         for recorder in (setup.trace, setup.rows):
             if recorder is not None:
                 stack.callback(recorder.close)
@@ -139,6 +144,7 @@ def _prepare(
     files: tuple[ModelFile, ...],
     plan: MemoryPlan,
     cores: CorePlan | None,
+    only: OnlySequence | None,
 ) -> Setup:
     workload = Workload(spec.slabs, _reads_in_flight(config), spare_bytes(machine, plan))
     reader = choose_reader(config.reader, files, workload)
@@ -149,7 +155,7 @@ def _prepare(
         header = trace_header(model.fingerprint, spec.n_active, spec.slabs)
         trace = create_trace(config.trace, header)
     rows = create_rows(config.csv) if config.csv is not None else None
-    return Setup(config, model, spec, files, plan, cores, reader, usage, trace, rows)
+    return Setup(config, model, spec, files, plan, cores, reader, usage, trace, rows, only)
 
 
 def _check_limits(config: Config, machine: Machine, n_files: int) -> None:

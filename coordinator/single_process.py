@@ -7,29 +7,19 @@ imports both; it is reached by a clean exec (see `__main__`), never imported by 
 
 import contextlib
 import os
-import select
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 from compute_worker.assemble import Assembled, assemble
 from coordinator.__main__ import reported, run_engine
-from coordinator.actions import (
-    Action,
-    Deliver,
-    Ended,
-    PunchSlots,
-    RestoreSlots,
-    StopWith,
-    ToCompute,
-    ToWorker,
-)
+from coordinator.actions import Ended
 from coordinator.bus_error import end_on_bus_error
 from coordinator.command_line import parse
 from coordinator.commands import EvalCommand
 from coordinator.config import Config
+from coordinator.core_link import CoreLink
 from coordinator.disk_use import DiskUse, DiskUseTotals
 from coordinator.engine import COMPUTE, EXIT_MODEL, EngineError
 from coordinator.health import bus_error
@@ -40,12 +30,10 @@ from coordinator.setup import Setup, build_core
 from coordinator.signals import Signals
 from coordinator.start import compute_settings
 from coordinator.state import (
+    ComputeReady,
     Continue,
     Core,
-    EndRequest,
-    Event,
     FromCompute,
-    FromReader,
     NewRequest,
     ReaderReady,
 )
@@ -53,98 +41,10 @@ from coordinator.terminal import Terminal
 from io_worker.read_queue import ReadQueue
 from io_worker.reader import change_of
 from io_worker.slab_reader import reader_named
-from shm.messages import Cancel, Finished, Progress, ReadSlabs, SlotsPunched, Step, Submit
+from shm.messages import Cancel, Finished, Step, Submit
 from shm.pool import PoolMapping, create_pool
 
 LOOK_SECONDS = 0.5  # between two looks at the model files
-READ_WAIT_SECONDS = 0.1
-
-
-class CoreLink:
-    """The `Link` of compute to a core in the same process. Reads happen in its `receive`."""
-
-    def __init__(
-        self,
-        core: Core,
-        queue: ReadQueue,
-        memory: MemoryWatch,
-        signals: Signals,
-        terminal: Terminal,
-    ) -> None:
-        self.core = core
-        self.memory = memory
-        self.deliveries: list[Deliver | Ended] = []
-        self._queue = queue
-        self._signals = signals
-        self._terminal = terminal
-        self._inbox: deque[Any] = deque()
-        self._cancelled_for_signal = False
-
-    def send(self, message: Any) -> None:
-        """See `Link`."""
-        if isinstance(message, Progress):
-            self._terminal.progress(message.phase, message.done, message.total)
-        else:
-            self.handle(FromCompute(message))
-
-    def receive(self) -> Any:
-        """See `Link`."""
-        while not self._inbox:
-            if not self._collect():
-                select.select([self._queue.completion_fd], [], [], READ_WAIT_SECONDS)
-        return self._inbox.popleft()
-
-    def poll(self) -> Any | None:
-        """See `Link`. A signal cancels the running request at the next layer."""
-        self._collect()
-        if self._signals.received is not None and not self._cancelled_for_signal:
-            step = self.core.requests.running_step
-            if step is not None:
-                self._cancelled_for_signal = True
-                for part in step.slices:
-                    self.handle(EndRequest(part.request, "cancelled"))
-        return self._inbox.popleft() if self._inbox else None
-
-    def handle(self, event: Event) -> None:
-        """One event through the core; deliveries are kept for the runner."""
-        self.perform(self.core.handle(event))
-
-    def wait_read(self) -> None:
-        """Wait until a read ends."""
-        select.select([self._queue.completion_fd], [], [], READ_WAIT_SECONDS)
-        self._collect()
-
-    def _collect(self) -> bool:
-        self._watch_memory()
-        completions = self._queue.collect()
-        for completion in completions:
-            self.handle(FromReader(COMPUTE, completion))
-        return bool(completions)
-
-    def _watch_memory(self) -> None:
-        now = time.monotonic()
-        self.memory.account([os.getpid()], now)
-        if (target := self.memory.look([os.getpid()], now)) is not None:
-            self.handle(target)
-        for line in self.memory.take_lines():
-            self._terminal.line(line)
-
-    def perform(self, actions: list[Action]) -> None:
-        """What the core asks for."""
-        for action in actions:
-            match action:
-                case ToCompute(message):
-                    self._inbox.append(message)
-                case ToWorker(_, ReadSlabs(reads)):
-                    self._queue.submit(reads)
-                case ToWorker(_, SlotsPunched(slots)):
-                    self._queue.forget(slots)
-                case PunchSlots() | RestoreSlots():
-                    self.memory.perform(action)
-                case Deliver() | Ended():
-                    self.deliveries.append(action)
-                case StopWith(exit_code, text):
-                    raise EngineError(exit_code, text)
 
 
 class SingleRunner:
@@ -228,9 +128,13 @@ class SingleRunner:
         residency = self._link.core.residency
         keys = residency.geometry.all_keys()
         self._link.perform(residency.preload(keys))
-        while residency.n_loading and self.signals.received is None:
-            self.terminal.progress("experts", len(keys) - residency.n_loading, len(keys))
-            self._link.wait_read()
+        while residency.n_to_settle and self.signals.received is None:
+            self.terminal.progress("experts", len(keys) - residency.n_to_settle, len(keys))
+            self._link.handle(Continue())
+            while (message := self._link.poll()) is not None:
+                self._assembled.feed.note(message)
+            if residency.n_loading:
+                self._link.wait_read()
         self.terminal.end_progress()
 
     def _look_at_files(self) -> None:
@@ -264,6 +168,7 @@ def running(
         terminal.warning(text)
     terminal.line(f"kernels: {assembled.kernels.name}")
     link.handle(ReaderReady(COMPUTE, setup.reader_credit))
+    link.handle(ComputeReady(assembled.experts_in.name == "own"))
     runner = SingleRunner(setup, terminal, signals, link, assembled)
     if setup.maps_files:
         end_on_bus_error(f"moe-coord: error: {bus_error(setup.files)}", EXIT_MODEL)

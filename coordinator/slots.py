@@ -6,6 +6,8 @@
                        +--condemn-> CONDEMNED --lease again--> LOADING   (its worker was reaped)
     READY --lease again--> LOADING                                       (something wrote over it)
     FREE --retire--> RETIRED --restore--> FREE                           (memory given back)
+    READY --adopt--> ADOPTED --drop--> FREE           (compute has a copy of its own: `adoption`)
+                        +------keep--> READY          (or has no memory for one)
 
 A slot is written only while LOADING or CONDEMNED. CONDEMNED means that its worker was told to die
 but may still write; only the worker's confirmed death ends that, never a timeout: a generation
@@ -32,8 +34,10 @@ class SlotState(enum.Enum):
     READY = "ready"
     CONDEMNED = "condemned"
     RETIRED = "retired"
+    ADOPTED = "adopted"
 
 
+RESIDENT = (SlotState.READY, SlotState.ADOPTED)
 _LEGAL = {
     (SlotState.FREE, "lease"): SlotState.LOADING,
     (SlotState.READY, "lease"): SlotState.LOADING,
@@ -43,6 +47,9 @@ _LEGAL = {
     (SlotState.LOADING, "fail"): SlotState.FREE,
     (SlotState.LOADING, "condemn"): SlotState.CONDEMNED,
     (SlotState.READY, "drop"): SlotState.FREE,
+    (SlotState.READY, "adopt"): SlotState.ADOPTED,
+    (SlotState.ADOPTED, "keep"): SlotState.READY,
+    (SlotState.ADOPTED, "drop"): SlotState.FREE,
     (SlotState.FREE, "retire"): SlotState.RETIRED,
     (SlotState.RETIRED, "restore"): SlotState.FREE,
 }
@@ -80,6 +87,7 @@ class SlotTable:
         self._free: list[list[int]] = [[] for _ in range(n_classes)]
         self._retired: list[list[int]] = [[] for _ in range(n_classes)]
         self._n_of_class = Counter(class_of_slots)
+        self._n_adopted: Counter[int] = Counter()  # by class
         for slot in reversed(self.slots):
             self._free[slot.slot_class].append(slot.number)
 
@@ -100,7 +108,7 @@ class SlotTable:
         return self.slots[free[-1]] if free else None
 
     def n_of_layer(self, layer: int) -> int:
-        """Slots that hold experts of the layer or are being filled with them."""
+        """Slots that hold experts of the layer or are being filled with them; not adopted ones."""
         return self._n_of_layer[layer]
 
     def n_free(self, slot_class: int) -> int:
@@ -110,6 +118,10 @@ class SlotTable:
     def usable_of_class(self) -> tuple[int, ...]:
         """Slots of each class that are not retired."""
         return tuple(self._n_of_class[c] - len(gone) for c, gone in enumerate(self._retired))
+
+    def n_adopted(self, slot_class: int) -> int:
+        """Slots of a class whose content compute has."""
+        return self._n_adopted[slot_class]
 
     def lease(self, slot: Slot, key: Key) -> Key | None:
         """Begin to fill a slot with a key; returns the key that was evicted from it."""
@@ -143,10 +155,24 @@ class SlotTable:
         self._clear(slot, "fail")
 
     def drop(self, slot: Slot) -> None:
-        """Forget the content of a ready slot."""
+        """Forget the content of a ready or adopted slot."""
         if slot.pins:
             raise SlotError(f"slot {slot.number}: drop while pinned {slot.pins} times")
+        if slot.state is SlotState.ADOPTED:
+            self._count_adopted(slot, -1)
         self._clear(slot, "drop")
+
+    def adopt(self, slot: Slot) -> None:
+        """Compute has, or makes, a copy of the content: nothing else may happen to the slot."""
+        if slot.pins:
+            raise SlotError(f"slot {slot.number}: adopt while pinned {slot.pins} times")
+        self._move(slot, "adopt")
+        self._count_adopted(slot, 1)
+
+    def keep(self, slot: Slot) -> None:
+        """Compute has no copy: the slot is ready as before."""
+        self._move(slot, "keep")
+        self._count_adopted(slot, -1)
 
     def retire(self, slot: Slot) -> None:
         """Take a free slot out of use: its memory goes back to the system."""
@@ -180,22 +206,29 @@ class SlotTable:
         )
 
     def resident(self) -> Iterator[tuple[Key, Slot]]:
-        """Keys whose slab is ready."""
-        return ((key, slot) for key, slot in self._of_key.items() if slot.state is SlotState.READY)
+        """Keys whose slab is ready, or with compute."""
+        return ((key, slot) for key, slot in self._of_key.items() if slot.state in RESIDENT)
 
     def check(self) -> None:
         """Invariants; raises AssertionError."""
         for slot in self.slots:
             assert slot.pins >= 0, slot
-            has_key = slot.state in (SlotState.LOADING, SlotState.READY, SlotState.CONDEMNED)
+            has_key = slot.state not in (SlotState.FREE, SlotState.RETIRED)
             assert (slot.key is not None) == has_key, slot
             assert not slot.key or self._of_key.get(slot.key) is slot, slot
             assert has_key or slot.pins == 0, slot
         n_free = sum(len(free) for free in self._free)
         assert n_free == self.count(SlotState.FREE)
         assert sum(len(gone) for gone in self._retired) == self.count(SlotState.RETIRED)
-        assert sum(self._n_of_layer.values()) == len(self._of_key)
+        n_adopted = self.count(SlotState.ADOPTED)
+        assert n_adopted == sum(self._n_adopted.values())
+        assert sum(self._n_of_layer.values()) == len(self._of_key) - n_adopted
         assert len(self._of_key) == sum(1 for slot in self.slots if slot.key is not None)
+
+    def _count_adopted(self, slot: Slot, change: int) -> None:
+        assert slot.key is not None
+        self._n_adopted[slot.slot_class] += change
+        self._n_of_layer[slot.key[0]] -= change
 
     def _clear(self, slot: Slot, event: str) -> None:
         self._move(slot, event)

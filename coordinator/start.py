@@ -91,7 +91,7 @@ def io_worker_specs(setup: Setup, pool_fd: int | None) -> list[ChildSpec]:
 
 def compute_settings(setup: Setup, keep_fd: int | None) -> ComputeSettings:
     """What the compute worker is told."""
-    config = setup.config
+    config, only = setup.config, setup.only
     local = None
     if config.io_workers == 0 and not config.only_faults:
         drop_cache = config.drop_cache == "yes"
@@ -106,6 +106,8 @@ def compute_settings(setup: Setup, keep_fd: int | None) -> ComputeSettings:
         n_kv_blocks=setup.plan.n_kv_blocks,
         mlock=config.mlock,
         dense=config.dense,
+        experts_in=config.experts_in,
+        n_tokens=None if only is None else only.all_tokens - only.prompt_tokens,
         local_reads=local,
         # a trace wants the guess too; under previous-token it would take the place of that one
         guess_next_layer=config.prefetch == "router"

@@ -16,7 +16,17 @@ from coordinator.page_cache_residency import PageCacheResidency
 from coordinator.request import Restore
 from coordinator.requests import Requests
 from coordinator.residency import Residency
-from shm.messages import Need, ReadFailed, Release, SlabsReady, SlotsLost, StepDone, Submit
+from shm.messages import (
+    Adopted,
+    Dropped,
+    Need,
+    ReadFailed,
+    Release,
+    SlabsReady,
+    SlotsLost,
+    StepDone,
+    Submit,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +74,13 @@ class ReaderDied:
 
 
 @dataclass(frozen=True, slots=True)
+class ComputeReady:
+    """The compute worker is up; whether it will adopt experts that stay for good."""
+
+    adopts: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ComputeDied:
     """The compute worker is dead and reaped."""
 
@@ -92,9 +109,10 @@ class PoolTarget:
     slots_of_class: tuple[int, ...]
 
 
+OF_COMPUTE = (Need, SlotsLost, Release, Adopted, Dropped, StepDone)  # messages for the core
 Event = (
     NewRequest | EndRequest | Continue | ReaderReady | ReaderCondemned | ReaderDied
-    | ComputeDied | FromCompute | FromReader | PoolTarget | Restore
+    | ComputeReady | ComputeDied | FromCompute | FromReader | PoolTarget | Restore
 )  # fmt: skip
 
 
@@ -121,7 +139,8 @@ class Core:
             case FromReader(name, ReadFailed() as failed):
                 return self._after_failures(self.residency.handle_failed(name, failed))
             case Continue():
-                return self.requests.compose()
+                is_stepping = self.requests.running_step is not None
+                return ([] if is_stepping else self.residency.settle()) + self.requests.compose()
             case Restore():
                 return self.requests.restore(event)
             case NewRequest(submit, max_tokens, stop_ids):
@@ -137,6 +156,9 @@ class Core:
             case PoolTarget(slots_of_class):
                 is_stepping = self.requests.running_step is not None
                 return self.residency.resize(slots_of_class, is_stepping=is_stepping)
+            case ComputeReady(adopts):
+                self.residency.compute_ready(adopts=adopts)
+                return []
             case ComputeDied(text):
                 return self.residency.compute_died() + self.requests.compute_died(text)
         raise AssertionError(f"no rule for {event!r}")
@@ -156,6 +178,8 @@ class Core:
                 return self._after_failures(self.residency.handle_lost(message))
             case Release(released):
                 return self.residency.handle_release(released)
+            case Adopted() | Dropped():
+                return self.residency.handle_moved(message)
             case StepDone():
                 self._judge_prefetch(message)
                 if message.cancelled:

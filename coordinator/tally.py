@@ -10,6 +10,7 @@ from coordinator.geometry import ExpertCounters
 from coordinator.page_cache_residency import PageCacheResidency
 from coordinator.residency import Residency
 from coordinator.setup import Setup
+from coordinator.slots import SlotState
 from shm.messages import StepDone
 
 MiB = 1024 * 1024
@@ -130,6 +131,7 @@ def record(
             "dense_bytes": setup.plan.dense_bytes,
             "kv_bytes": setup.plan.kv_bytes,
             "total_peak_bytes": peak_bytes,
+            "experts_in_own_memory": residency.slots.count(SlotState.ADOPTED),
             "pool_shrinks": residency.resized.shrinks,
             "pool_grows": residency.resized.grows,
         },

@@ -19,6 +19,9 @@ memory: one budget for everything
                       fifth of the budget; for one prompt, what it and its answer can need.
   --kv-type f16       how the memory of the text is kept: f32, f16, or q8_0, the smallest
   --chunk 256         prompt tokens that are computed together: more is faster and takes more
+  --experts-in own    once all experts fit, keep them in compute's own memory, with huge pages: read
+                      faster than the pool on most machines, and longer to start; pool: do not.
+                      Left out, a trial at start decides
   --mlock off         do not ask the system to keep weights and pool out of swap; require ends
                       the run where it refuses, the default says so once
   --dense mapped      leave the dense weights to the page cache; so it is done where the budget

@@ -178,7 +178,33 @@ class Grant:
 @dataclass(frozen=True, slots=True)
 class Revoke:
     """C -> X: the standing grants of these layers end. A layer that is being computed may still be
-    using its own; before the next step nothing does. Not answered."""
+    using its slots; before the next step nothing does. Answered by `Dropped`."""
+
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """C -> X, between two steps: copy these experts of a layer that stands into memory of your own,
+    and compute with the copies from then on. Answered by `Adopted`."""
+
+    layer: int
+    locations: tuple[Location, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """X -> C, answers `Adopt`: their slots are not used any more. Without memory for copies
+    (`has_copies` False) they are used as before."""
+
+    layer: int
+    has_copies: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """X -> C, answers `Revoke`: whatever was adopted of these layers is gone, and its memory went
+    back to the system."""
 
     layers: tuple[int, ...]
 
@@ -379,9 +405,9 @@ class Stop:
 
 
 MESSAGES: tuple[type, ...] = (
-    Hello, Welcome, Ready, Progress, Submit, Step, Need, Grant, Revoke, Abort, Release,
-    SlotsLost, ReadSlabs, SlotsPunched, SlabsReady, ReadFailed, StepDone, Finished, Forget,
-    LoadBlocks, SaveBlocks, BlocksSaved, Cancel, Heartbeat, Failed, Stop,
+    Hello, Welcome, Ready, Progress, Submit, Step, Need, Grant, Revoke, Adopt, Adopted, Dropped,
+    Abort, Release, SlotsLost, ReadSlabs, SlotsPunched, SlabsReady, ReadFailed, StepDone, Finished,
+    Forget, LoadBlocks, SaveBlocks, BlocksSaved, Cancel, Heartbeat, Failed, Stop,
 )  # fmt: skip
 _DECODERS: dict[str, Callable[[Any], Any]] = {cls.__name__: decoder_for(cls) for cls in MESSAGES}
 

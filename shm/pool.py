@@ -138,11 +138,12 @@ def allocated_bytes(fd: int) -> int:
 
 class PoolMapping:
     """The pool mapped into this process. `view` is the whole pool; close it only when no array or
-    memoryview of it lives any more."""
+    memoryview of it lives any more. The descriptor stays the caller's, and open."""
 
     def __init__(self, fd: int, layout: PoolLayout, *, writable: bool) -> None:
         self.layout = layout
         self.windows = layout.windows_of_slots()
+        self._fd = fd
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         try:
             self._map = mmap.mmap(fd, layout.total_bytes, mmap.MAP_SHARED, protection)
@@ -171,6 +172,13 @@ class PoolMapping:
     def populate_range(self, start: int, n_bytes: int) -> None:
         """The same for one slot, for writing. `start` and `n_bytes` are multiples of the page."""
         _advise(self._map, MADV_POPULATE_WRITE, start, n_bytes)
+
+    def copy(self, start: int, target: memoryview) -> None:
+        """Fill `target` with the bytes from `start` on, past the mapping: it gets no page table
+        entries. Raises `OSError`."""
+        done = 0
+        while done < len(target):
+            done += os.preadv(self._fd, [target[done:]], start + done)
 
     def close(self) -> None:
         """Unmap."""

@@ -11,7 +11,17 @@ from typing import Any
 
 from simulation import NO_TIMES, SLAB_BYTES, geometry, policy_geometry
 
-from coordinator.actions import Action, Deliver, Ended, StopWith, ToCompute, ToWorker
+from coordinator.actions import (
+    Action,
+    Deliver,
+    Ended,
+    PunchSlots,
+    RestoreSlots,
+    StopWith,
+    ToCompute,
+    ToWorker,
+    VacateSlots,
+)
 from coordinator.policy_choice import POLICIES, make_policy
 from coordinator.prefetch import Prefetch
 from coordinator.requests import Requests
@@ -20,6 +30,7 @@ from coordinator.schedule import Schedule
 from coordinator.slots import SlotState
 from coordinator.state import (
     ComputeDied,
+    ComputeReady,
     Continue,
     Core,
     EndRequest,
@@ -27,13 +38,17 @@ from coordinator.state import (
     FromCompute,
     FromReader,
     NewRequest,
+    PoolTarget,
     ReaderCondemned,
     ReaderDied,
     ReaderReady,
 )
 from shm.messages import (
     Abort,
+    Adopt,
+    Adopted,
     Cancel,
+    Dropped,
     ExpertUse,
     Finished,
     Grant,
@@ -48,6 +63,7 @@ from shm.messages import (
     SlabsReady,
     SlotLease,
     SlotsLost,
+    SlotsPunched,
     Step,
     StepDone,
     Submit,
@@ -67,8 +83,15 @@ class Compute:
     layer: int = 0
     wanted: set[int] = field(default_factory=set)
     held: list[SlotLease] = field(default_factory=list)
-    standing: dict[int, list[SlotLease]] = field(default_factory=dict)
+    standing: dict[int, dict[int, SlotLease]] = field(default_factory=dict)  # those in the pool
     cancelled: set[int] = field(default_factory=set)
+
+    def in_use(self) -> list[SlotLease]:
+        """What it may look at without another message. While it waits, for a step or for experts,
+        it reads what was sent to it before it goes on."""
+        revoked = {layer for m in self.inbox if isinstance(m, Revoke) for layer in m.layers}
+        standing = [own.values() for layer, own in self.standing.items() if layer not in revoked]
+        return [*self.held, *(lease for leases in standing for lease in leases)]
 
 
 @dataclass
@@ -85,7 +108,8 @@ class World:
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
         self.n_layers, self.n_experts = rng.randint(1, 6), rng.randint(2, 8)
-        n_slots = rng.randint(2, self.n_layers * self.n_experts + 2)
+        n_all = self.n_layers * self.n_experts
+        n_slots = rng.choice([rng.randint(2, n_all + 2), n_all])
         name = rng.choice(sorted(POLICIES))
         usage = {(rng.randrange(self.n_layers), rng.randrange(self.n_experts)): 2.0}
         residency = Residency(
@@ -97,6 +121,8 @@ class World:
         )
         schedule = Schedule(self.n_layers, 64, rng.randint(1, 4))
         self.core = Core(residency, Requests(schedule))
+        self.n_slots = n_slots
+        self.adopts = rng.random() < 0.6
         self.compute: Compute | None = Compute()
         self.readers: dict[str, Reader | None] = dict.fromkeys(
             f"io{number}" for number in range(rng.randint(1, 3))
@@ -105,6 +131,9 @@ class World:
         self.ends: Counter[int] = Counter()
         self.happened: Counter[str] = Counter()
         self.faults = True
+        residency.compute_ready(adopts=self.adopts)
+        if rng.random() < 0.6:  # otherwise experts come as they are needed
+            self.perform(residency.preload(residency.geometry.all_keys()))
 
     def handle(self, event: Event) -> None:
         """One event through the core, its actions performed, everything checked."""
@@ -122,8 +151,14 @@ class World:
                     reader = self.readers[name]
                     if reader is not None:
                         reader.reads += reads
+                case ToWorker(_, SlotsPunched(slots)):
+                    self.check_punched(slots)
                 case ToWorker(_, message):
                     raise AssertionError(f"unexpected {message}")
+                case PunchSlots(slots) | VacateSlots(slots):
+                    self.check_punched(slots)
+                case RestoreSlots():
+                    pass
                 case Deliver(sampled):
                     for drawn in sampled:
                         if self.rng.random() < 0.05:  # a stop text
@@ -138,10 +173,17 @@ class World:
         if self.compute is None:
             return
         slots = self.core.residency.slots
-        for lease in (*self.compute.held, *(x for y in self.compute.standing.values() for x in y)):
+        for lease in self.compute.in_use():
             slot = slots.current(lease)
             assert slot is not None, f"{lease} was evicted in use"
-            assert slot.state is SlotState.READY
+            assert slot.state in (SlotState.READY, SlotState.ADOPTED)
+
+    def check_punched(self, slots: tuple[int, ...]) -> None:
+        """Nobody uses what is in them."""
+        if self.compute is not None:
+            assert not {lease.slot for lease in self.compute.in_use()}.intersection(slots)
+        for reader in filter(None, self.readers.values()):
+            assert not {read.lease.slot for read in reader.reads}.intersection(slots)
 
     # What may happen next
 
@@ -161,6 +203,7 @@ class World:
                 (self.a_reader_is_condemned, 0.3),
                 (self.a_reader_dies, 0.4),
                 (self.compute_dies, 0.08),
+                (self.the_room_changes, 0.8),
             ]
         else:
             things.append((self.a_condemned_reader_dies, 4))
@@ -247,8 +290,14 @@ class World:
             self.handle(ReaderReady(name, CREDIT))
         elif self.compute is None:
             self.compute = Compute()
+            self.handle(ComputeReady(self.adopts))
         else:
             return False
+        return True
+
+    def the_room_changes(self) -> bool:
+        n_slots = self.rng.choice([2, self.n_slots // 2, self.n_slots - 1, *3 * [self.n_slots]])
+        self.handle(PoolTarget((max(2, n_slots),)))
         return True
 
     def compute_dies(self) -> bool:
@@ -286,6 +335,19 @@ class World:
             case Revoke(layers):
                 for layer in layers:
                     compute.standing.pop(layer, None)
+                self.happened["revoked"] += 1
+                self.handle(FromCompute(Dropped(layers)))
+            case Adopt(layer, locations):
+                assert compute.step is None, "an expert moves while a step may use it"
+                for location in locations:
+                    slot = self.core.residency.slots.current(location.lease)
+                    assert slot is not None and slot.key == (layer, location.expert)
+                has_copies = layer in compute.standing and self.rng.random() < 0.95
+                if has_copies:
+                    for location in locations:
+                        del compute.standing[layer][location.expert]
+                self.happened["adopted"] += 1
+                self.handle(FromCompute(Adopted(layer, has_copies)))
             case other:
                 raise AssertionError(f"compute got {other}")
         return True
@@ -313,7 +375,8 @@ class World:
         self.handle(FromCompute(Need(step.step, compute.layer, uses, guess, released)))
 
     def _granted(self, compute: Compute, grant: Grant) -> None:
-        if compute.step is None or grant.layer != compute.layer or not compute.wanted:
+        is_awaited = compute.step is not None and grant.layer == compute.layer and compute.wanted
+        if not is_awaited and not grant.standing:
             return  # of a step that ended early
         lost = [each for each in grant.locations if self.faults and self.rng.random() < 0.02]
         if lost:
@@ -321,12 +384,14 @@ class World:
             leases_lost = tuple(each.lease for each in lost)
             self.handle(FromCompute(SlotsLost(grant.layer, leases_lost)))
         leases = {each.expert: each.lease for each in grant.locations if each not in lost}
+        if grant.standing and not lost:
+            assert set(leases) == set(range(self.n_experts))
+            compute.standing[grant.layer] = leases
+        if not is_awaited:
+            return  # between two steps
         if grant.standing and lost:
             leases = {expert: leases[expert] for expert in compute.wanted & set(leases)}
-        elif grant.standing:
-            assert set(leases) == set(range(self.n_experts))
-            compute.standing[grant.layer] = list(leases.values())
-        else:
+        if not grant.standing:
             assert set(leases) <= compute.wanted
             compute.held += leases.values()
         compute.wanted -= set(leases)
@@ -354,7 +419,8 @@ class World:
         """No more faults: everything comes to its end."""
         self.faults = False
         for _ in range(50_000):
-            if self.core.requests.is_idle and self.core.residency.n_loading == 0:
+            residency = self.core.residency
+            if self.core.requests.is_idle and not (residency.n_loading or residency.n_to_settle):
                 return
             self.turn()
         raise AssertionError("something waits for what never comes")

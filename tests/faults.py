@@ -105,7 +105,8 @@ class Session:
         """Every slot is free or ready, none in use; every request ended once; nothing runs."""
         self.run_until(lambda: self.engine.core.residency.n_loading == 0)
         slots = self.engine.core.residency.slots
-        assert slots.count(SlotState.FREE) + slots.count(SlotState.READY) == len(slots.slots)
+        at_rest = (SlotState.FREE, SlotState.READY, SlotState.ADOPTED)
+        assert all(slot.state in at_rest for slot in slots.slots)
         assert all(slot.pins == 0 for slot in slots.slots)
         assert set(self.listener.n_ends.values()) <= {1}
         assert self.engine.core.requests.is_idle

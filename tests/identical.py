@@ -54,6 +54,7 @@ SETTINGS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "smallest": ("--pool", "smallest"),
         "half": ("--pool", "50%"),
         "all": ("--pool", "all"),
+        "all, in compute's memory": ("--pool", "all", "--experts-in", "own"),
         "none": (),
     },
     "chunk": {

@@ -54,8 +54,15 @@ def geometry(n_layers: int, n_experts: int, n_slots: int) -> PoolGeometry:
     windows = [
         (slot * 30_000, slot * 30_000 + 10_000, slot * 30_000 + 20_000) for slot in range(n_slots)
     ]
+    class_of_layer = dict.fromkeys(range(n_layers), 0)
     return PoolGeometry(
-        windows, [0] * n_slots, dict.fromkeys(range(n_layers), 0), n_experts, ranges_of, 4096
+        windows,
+        [0] * n_slots,
+        class_of_layer,
+        n_experts,
+        ranges_of,
+        4096,
+        part_bytes=3 * SLAB_BYTES,
     )
 
 

@@ -33,7 +33,7 @@ def test_every_flag_of_the_main_job_is_declared() -> None:
         "trace", "csv", "metrics-port",
         "host", "port", "json", "drop-cache", "api-key", "without-key", "allow-host",
         "allow-origin", "alias", "parallel", "queue", "drain", "session", "metrics-host",
-        "notify-socket", "model-cache",
+        "notify-socket", "model-cache", "experts-in",
     }  # fmt: skip
     assert {flag.name for _, flag in flags_of(Config)} == {f"--{name}" for name in wanted}
 

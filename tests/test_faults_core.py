@@ -75,17 +75,18 @@ def test_chaos(seed: int) -> None:
     world.settle()
     assert dict(world.ends) == dict.fromkeys(range(1, world.n_requests + 1), 1)
     slots = world.core.residency.slots
-    assert slots.count(SlotState.FREE) + slots.count(SlotState.READY) == len(slots.slots)
+    at_rest = (SlotState.FREE, SlotState.READY, SlotState.ADOPTED, SlotState.RETIRED)
+    assert all(slot.state in at_rest for slot in slots.slots)
     assert all(slot.pins == 0 for slot in slots.slots)
 
 
 def test_chaos_is_chaotic_enough() -> None:
     """Every kind of event happens in the runs above, and often."""
     happened: Counter[str] = Counter()
-    for seed in range(20):
+    for seed in range(40):
         world = World(seed)
         for _ in range(700):
             world.turn()
         happened += world.happened
     assert min(happened.values()) >= 15, happened
-    assert len(happened) == 11, happened
+    assert len(happened) == 14, happened

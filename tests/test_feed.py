@@ -3,6 +3,7 @@ do no harm, and waits are told apart."""
 
 import itertools
 import random
+import resource
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,14 +13,18 @@ import numpy as np
 import pytest
 from gguf_builder import tiny_model
 from model_runner import ModelRunner
-from read_cases import opened
+from read_cases import opened, pool_of
 
 from compute_worker.feed import ExpertFeed, GrantMismatch, StepCancelled
+from compute_worker.own_memory import OwnMemory
 from compute_worker.regions import Regions
 from shm.mapped_files import MappedFiles
 from shm.messages import (
     Abort,
+    Adopt,
+    Adopted,
     Cancel,
+    Dropped,
     Grant,
     Location,
     Need,
@@ -28,6 +33,7 @@ from shm.messages import (
     Revoke,
     SlotLease,
 )
+from shm.pool import PoolMapping
 
 N_EXPERTS, LAYER, N_TOKENS, STEP = 8, 1, 6, 7
 
@@ -62,7 +68,8 @@ class Stage:
         self.clock_ns = itertools.count(step=10)
         self.feed = ExpertFeed(
             self.link, regions, runner.spec.slabs, runner.spec.n_active, runner.kernels,
-            lambda layer, x: (), now=lambda: next(self.clock_ns),
+            lambda layer, x: (), OwnMemory(regions, runner.spec.slabs, locks=False),
+            now=lambda: next(self.clock_ns),
         )  # fmt: skip
         rng = np.random.default_rng(4)
         self.x = rng.standard_normal((N_TOKENS, runner.spec.width)).astype(np.float32)
@@ -97,6 +104,43 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
         runner = ModelRunner(model)
         yield Stage(runner, Regions(None, MappedFiles([file.fd], [file.size_bytes])))
         runner.close()
+
+
+class PoolStage(Stage):
+    """The same with the experts in a pool, slot n for expert n."""
+
+    def __init__(self, runner: ModelRunner, pool: PoolMapping, file_bytes: bytes) -> None:
+        super().__init__(runner, Regions(pool, None))
+        self.pool = pool
+        self.file_bytes = file_bytes
+        self.fill()
+
+    def fill(self) -> None:
+        for expert, windows in enumerate(self.pool.windows):
+            ranges = self.runner.spec.slabs.layers[LAYER].ranges(expert)
+            for part, start in zip(ranges, windows, strict=True):
+                content = self.file_bytes[part.offset : part.offset + part.n_bytes]
+                self.pool.view[start : start + part.n_bytes] = content
+            self.pool.write_header(expert, 3, LAYER, expert, 1)
+
+    def wipe(self, experts: list[int]) -> None:
+        """Their memory goes back to the system."""
+        for expert in experts:
+            start = self.pool.windows[expert][0]
+            n_bytes = self.pool.layout.classes[0].slot_bytes
+            self.pool.view[start : start + n_bytes] = bytes(n_bytes)
+
+    def location(self, expert: int, layer: int = LAYER) -> Location:
+        return Location(expert, SlotLease(expert, 3), 0, *self.pool.windows[expert])
+
+
+@pytest.fixture
+def pool_stage(tmp_path: Path) -> Iterator[PoolStage]:
+    model = tiny_model(tmp_path / "tiny.gguf", n_experts=N_EXPERTS, n_active=3)
+    runner = ModelRunner(model)
+    with pool_of(N_EXPERTS, *runner.spec.slabs.layers[LAYER].range_bytes) as (pool, _):
+        yield PoolStage(runner, pool, model.read_bytes())
+    runner.close()
 
 
 def released(stage: Stage) -> list[int]:
@@ -149,9 +193,39 @@ def test_a_standing_grant_needs_no_message_until_it_is_revoked(stage: Stage) -> 
     assert stage.feed.standing_uses == len(stage.used)
     assert released(stage) == []
     stage.feed.note(Revoke((LAYER,)))
+    assert stage.link.sent[1:] == [Dropped((LAYER,))]
     stage.link.answer = lambda need: [stage.grant(stage.used)]
     assert stage.run() == stage.expected
-    assert len(stage.link.sent) == 2
+    assert len(stage.link.sent) == 3
+
+
+def test_adopted_experts_are_computed_from_the_copies(pool_stage: PoolStage) -> None:
+    stage, everything = pool_stage, list(range(N_EXPERTS))
+    stage.feed.note(stage.grant(everything, standing=True))  # between two steps
+    for part in (everything[:3], everything[3:]):
+        stage.feed.note(Adopt(LAYER, tuple(map(stage.location, part))))
+        stage.wipe(part)
+        assert stage.run() == stage.expected
+    assert stage.link.sent == [Adopted(LAYER, True)] * 2
+    stage.feed.note(Revoke((LAYER,)))
+    assert stage.link.sent[2:] == [Dropped((LAYER,))]
+    stage.fill()
+    stage.link.answer = lambda need: [stage.grant(stage.used)]
+    assert stage.run() == stage.expected
+    assert isinstance(stage.link.sent[3], Need)
+
+
+def test_without_memory_for_copies_the_pool_is_used_as_before(pool_stage: PoolStage) -> None:
+    stage, everything = pool_stage, list(range(N_EXPERTS))
+    stage.feed.note(stage.grant(everything, standing=True))
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 20, before[1]))
+    try:
+        stage.feed.note(Adopt(LAYER, tuple(map(stage.location, everything))))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert stage.link.sent == [Adopted(LAYER, False)]
+    assert stage.run() == stage.expected
 
 
 def test_an_abort_ends_the_step(stage: Stage) -> None:

@@ -53,10 +53,11 @@ LEAVES = {
     "io_worker.slabs",
 }
 # Processes of their own, reached by a clean exec: what fetches a model, the service that a chat
-# starts, the drawing of reports, a Ray driver, and the decision core inside the compute process.
-# Nothing may import them.
+# starts, the drawing of reports, a Ray driver, and the decision core inside the compute process
+# with its link. Nothing else may import them.
 OWN_PROCESSES = {
     "coordinator.bench_ray",
+    "coordinator.core_link",
     "coordinator.fetch_model",
     "coordinator.own_service",
     "coordinator.report",

@@ -43,3 +43,18 @@ def test_a_smaller_pool_keeps_the_same_share_of_every_class() -> None:
     assert smallest_layout_bytes(layout) == layout.header_bytes + 2 * 12288 + 2 * 24576
     tiny = PoolLayout((SlotClass(1, (4096, 4096, 4096)),))
     assert slots_within(tiny, 0) == (1,)
+
+
+def test_a_vacated_slot_counts_as_if_it_had_memory() -> None:
+    """What it held is with compute: nothing of the limit came free."""
+    fd = create_pool(LAYOUT)
+    memory = PoolMemory(fd, LAYOUT)
+    memory.vacate((0, 1))
+    assert memory.n_bytes == LAYOUT.total_bytes - 2 * 16384
+    assert memory.usable_bytes == LAYOUT.total_bytes
+    memory.punch((0, 4))
+    assert memory.n_bytes == LAYOUT.total_bytes - 2 * 16384 - 24576
+    assert memory.usable_bytes == LAYOUT.total_bytes - 16384 - 24576
+    memory.restore((4,))
+    assert memory.usable_bytes == LAYOUT.total_bytes - 16384
+    os.close(fd)

@@ -8,7 +8,7 @@ import pytest
 from coordinator.slots import _LEGAL, Slot, SlotError, SlotState, SlotTable
 from shm.messages import SlotLease
 
-EVENTS = ("lease", "ready", "fail", "condemn", "lease again", "drop", "retire")
+EVENTS = ("lease", "ready", "fail", "condemn", "lease again", "drop", "retire", "adopt", "keep")
 
 
 def perform(table: SlotTable, slot: Slot, event: str, key: tuple[int, int] = (9, 9)) -> None:
@@ -31,6 +31,7 @@ def slot_in(state: SlotState) -> tuple[SlotTable, Slot]:
         SlotState.READY: ("lease", "ready"),
         SlotState.CONDEMNED: ("lease", "condemn"),
         SlotState.RETIRED: ("retire",),
+        SlotState.ADOPTED: ("lease", "ready", "adopt"),
     }
     for event in ways[state]:
         perform(table, slot, event, (0, 0))
