@@ -9,7 +9,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
-from coordinator.streams import write_output
+from coordinator.streams import lasting_errors, write_output
 
 PLAIN_INTERVAL_SECONDS = 1.0
 
@@ -18,7 +18,7 @@ class Terminal:
     """Standard error of one run. Use as a context manager, so that a bar never stays behind."""
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = Console(file=lasting_errors(), highlight=False, soft_wrap=True)
         self._quiet = quiet
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}

@@ -120,6 +120,34 @@ def test_a_reader_that_went_away_is_remembered() -> None:
     assert (done.returncode, done.stderr) == (9, "")
 
 
+def test_who_read_the_lines_may_go() -> None:
+    """A service must not end because the terminal it was started from is closed."""
+    program = (
+        "from coordinator.streams import write_output\n"
+        "from coordinator.terminal import Terminal\n"
+        "with Terminal() as terminal:\n"
+        "    for _ in range(1000):\n"
+        "        terminal.line('x' * 100); terminal.warning('y'); terminal.progress('z', 1, 2)\n"
+        "    write_output('goes on')\n"
+    )
+    leader, follower = pty.openpty()
+    read, write = os.pipe()
+    os.close(leader)
+    os.close(read)
+    with Path("/dev/full").open("w") as full:
+        for gone in (follower, write, full.fileno()):
+            done = subprocess.run(
+                [sys.executable, "-c", program],
+                env=environment(),
+                stdout=subprocess.PIPE,
+                stderr=gone,
+                check=False,
+            )
+            assert (done.returncode, done.stdout) == (0, b"goes on")
+    os.close(follower)
+    os.close(write)
+
+
 def test_no_room_is_an_error_with_a_name() -> None:
     program = (
         "from coordinator.streams import OutputError, write_output\n"
