@@ -132,7 +132,8 @@ def _found(
 
 
 def _other_plans(command: PlanCommand, machine: Machine, setup: Setup) -> Iterator[MemoryPlan]:
-    """Plans for less and more memory than there is, up to the first that holds all experts."""
+    """Plans for less and more memory than there is, up to the first that holds all experts. Where
+    memory does not change the pool (the shipped model's), there is nothing to compare."""
     if not setup.config.has_pool:
         return
     only = OnlySequence(command.n_prompt, command.n_prompt + command.n_answer)
@@ -145,6 +146,9 @@ def _other_plans(command: PlanCommand, machine: Machine, setup: Setup) -> Iterat
             plan = memory_plan(config, anywhere, setup.spec, only)
         except ResourceError:
             continue  # too little for anything
+        is_other = plan.everything_fits or plan.pool_bytes != setup.plan.pool_bytes
+        if factor != 1 and not is_other:
+            continue
         yield plan
         if plan.everything_fits:
             return

@@ -257,11 +257,16 @@ class Service:
 
     # What the engine says
 
+    def _asked(self, number: int) -> RunningAnswer | None:
+        """Unless by an HTTP process that is gone: the next one counts from 1 again."""
+        answer = self._answers.get(number)
+        return answer if answer and self._core_number.get(answer.number) == number else None
+
     def on_tokens(self, sampled: tuple[Sampled, ...]) -> list[EndRequest]:
         """See `Listener`. Stop strings are text: `EndGeneration` tells of them."""
         now_ns, drawn = time.monotonic_ns(), []
         for token in sampled:
-            answer = self._answers.get(token.request)
+            answer = self._asked(token.request)
             if answer is not None:
                 answer.add_token(now_ns)
                 drawn.append(Sampled(answer.number, token.token, token.logprob, token.top))
@@ -270,11 +275,9 @@ class Service:
 
     def on_ended(self, ended: Ended) -> None:
         """See `Listener`."""
-        answer = self._answers.pop(ended.request, None)
-        if answer is None:
-            return
-        is_known = self._core_number.get(answer.number) == ended.request
-        if is_known:
+        answer = self._asked(ended.request)
+        self._answers.pop(ended.request, None)
+        if answer is not None:
             del self._core_number[answer.number]
             figures = answer.figures(time.monotonic_ns(), self._expert_totals())
             self._tell(GenerationEnded(answer.number, ended.reason, ended.error, figures))
@@ -288,7 +291,7 @@ class Service:
             self._terminal.progress(f"{process} {phase}", done, total)
             return
         step, n_layers = self._engine.core.requests.running_step, self._setup.spec.n_layers
-        answer = self._answers.get(step.slices[0].request) if step is not None else None
+        answer = self._asked(step.slices[0].request) if step is not None else None
         if answer is not None:
             self._tell(PromptProgress(answer.number, done // n_layers, total // n_layers))
 

@@ -104,7 +104,8 @@ def save(session: Session, engine: Engine, setup: Setup, terminal: Terminal) -> 
         terminal.warning(f"--session: cannot save {path}: {error.strerror}")
         return
     n_tokens = sum(map(len, sequences.values()))
-    terminal.line(f"session: {n_tokens} tokens saved in {path} ({format_size(n_bytes)})")
+    why = "" if n_tokens else f"; only whole blocks of {KV_BLOCK_TOKENS} are kept"
+    terminal.line(f"session: {n_tokens} tokens saved in {path} ({format_size(n_bytes)}){why}")
 
 
 def _newest(sequences: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:

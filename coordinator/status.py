@@ -18,7 +18,8 @@ Read in the loop when somebody looks, from plain state; costs nothing when nobod
                      bytes_read, evictions, requests: {eos, length, stop, cancelled, error},
                      and seconds: {prompt: {compute, disk, coordination}, decode: {the same}}
     slots            a list, one entry per class of equal slabs: slot_bytes, layers (a list), and
-                     how many are free, loading, ready, condemned, retired; empty without a pool
+                     how many are free, loading, ready, condemned, retired, and how many of the
+                     ready ones are in_use by the running step; empty without a pool
     experts          null without a pool, else
                        layers: numbers of the model's layers that have experts, in order
                        states: a text per layer, a letter per expert:
@@ -137,6 +138,7 @@ class StatusReport:
     def _slots(self) -> list[dict[str, Any]]:
         residency = self._engine.core.residency
         counts = Counter((slot.slot_class, slot.state) for slot in residency.slots.slots)
+        in_use = Counter(slot.slot_class for slot in residency.slots.slots if slot.pins)
         layers: dict[int, list[int]] = {}
         for layer, slot_class in residency.geometry.class_of_layer.items():
             layers.setdefault(slot_class, []).append(layer)
@@ -145,6 +147,7 @@ class StatusReport:
                 "slot_bytes": found.slot_bytes,
                 "layers": layers.get(number, []),
                 **{state.value: counts[number, state] for state in SlotState},
+                "in_use": in_use[number],
             }
             for number, found in enumerate(self._setup.plan.layout.classes)
         ]

@@ -3,14 +3,36 @@
 Only generated text and results go to standard output; everything for people goes to `terminal`.
 """
 
+import io
 import os
 import sys
+from typing import IO, Any
 
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))  # by descriptor number
 
 
 class OutputError(Exception):
     """Standard output takes nothing; the text is one line."""
+
+
+class _LastingFile(io.FileIO):
+    """A file whose reader may go: what is written then is lost, and nobody fails for it."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data) or len(data)  # a full pipe that does not block: lost too
+        except OSError:
+            return len(data)
+
+
+def lasting_errors() -> IO[str]:
+    """Standard error for a program that outlives whoever reads it: its terminal may be closed, or
+    the end of its pipe. The stream does not own the descriptor."""
+    raw = _LastingFile(sys.stderr.fileno(), "w", closefd=False)
+    encoding = sys.stderr.encoding
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw), encoding, errors="backslashreplace", line_buffering=True
+    )
 
 
 def open_missing_streams() -> None:

@@ -9,7 +9,7 @@ import time
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
-from coordinator.streams import write_output
+from coordinator.streams import lasting_errors, write_output
 
 PLAIN_INTERVAL_SECONDS = 1.0
 
@@ -18,11 +18,11 @@ class Terminal:
     """Standard error of one run. Use as a context manager, so that a bar never stays behind."""
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = Console(file=lasting_errors(), highlight=False, soft_wrap=True)
         self._quiet = quiet
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
-        self._next_plain = time.monotonic() + PLAIN_INTERVAL_SECONDS  # short phases say nothing
+        self._next_plain: dict[str, float] = {}  # by phase; short ones say nothing
 
     def __enter__(self) -> "Terminal":
         return self
@@ -46,6 +46,9 @@ class Terminal:
         if not self._console.is_terminal:
             self._plain(name, done, total)
             return
+        if done >= total:
+            self._end_bar(name)
+            return
         if self._bars is None:
             columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
             self._bars = Progress(*columns, console=self._console, transient=True)
@@ -61,10 +64,19 @@ class Terminal:
             self._bars = None
             self._tasks.clear()
 
+    def _end_bar(self, name: str) -> None:
+        """The last one takes the display with it: nobody else may end it, as in a service."""
+        if self._bars is not None and name in self._tasks:
+            self._bars.remove_task(self._tasks.pop(name))
+            if not self._tasks:
+                self.end_progress()
+
     def _plain(self, name: str, done: int, total: int) -> None:
         now = time.monotonic()
-        if now >= self._next_plain and done < total:
-            self._next_plain = now + PLAIN_INTERVAL_SECONDS
+        if done >= total:
+            self._next_plain.pop(name, None)
+        elif now >= self._next_plain.setdefault(name, now + PLAIN_INTERVAL_SECONDS):
+            self._next_plain[name] = now + PLAIN_INTERVAL_SECONDS
             self.line(f"{name}: {100 * done // total} %")
 
 

@@ -230,10 +230,10 @@ def _requests(requests: Status) -> Iterator[Text]:
 def _bar(parts: Sequence[tuple[float, str]], n_cells: int) -> Text:
     total = sum(amount for amount, _ in parts) or 1.0
     bar, done, at = Text(), 0.0, 0
-    for amount, colour in parts:
+    for (amount, colour), shade in zip(parts, "█░▒", strict=False):  # told apart without colours
         done += amount
         end = round(n_cells * done / total)
-        bar.append("█" * (end - at), style=colour)
+        bar.append(shade * (end - at), style=colour)
         at = end
     return bar
 

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from arms import PROGRAM
 
@@ -45,7 +45,7 @@ class RunningProgram:
         """The program and its arguments, for tests that start it themselves."""
         return [*PROGRAM, *arguments]
 
-    def __enter__(self) -> "RunningProgram":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -44,8 +44,13 @@ def test_the_plan_of_the_shipped_model() -> None:
     assert packing["packed_seconds"] > 0 and packing["plain_seconds"] > 0
     assert packing["is_worth_it"] == (max(packing["gains"].values()) >= 1.05)
     assert packing["is_worth_it"] == any("moe-coord pack" in line for line in record["advice"])
+    assert len(record["sweep"]) == 1, "its pool is the same with any memory"
+
+
+def test_less_and_more_memory(model: Path) -> None:
+    record = planned(str(model), "--memory", "300M")
     budgets = [row["memory_bytes"] for row in record["sweep"]]
-    assert budgets == sorted(budgets)
+    assert budgets and budgets == sorted(budgets)
 
 
 def test_what_a_prompt_needs_is_planned_for(model: Path) -> None:

@@ -119,6 +119,13 @@ def test_the_command_goes_on_where_it_was(path: Path) -> None:
     assert damaged.stderr.splitlines()[-1].startswith("moe-coord: error: --session: ")
 
 
+def test_a_short_text_says_why_nothing_of_it_is_kept(path: Path) -> None:
+    for _ in range(2):
+        done = run_program("-p", "The sea was", "-n", "2", "--session", str(path))
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.splitlines()[-1].endswith("; only whole blocks of 64 are kept")
+
+
 def test_the_service_goes_on_where_it_was(path: Path) -> None:
     """Two conversations; the second start knows both, the answers are the same."""
     prompts, answers = [STORY, "Once " * 200], []

@@ -1,6 +1,7 @@
 """What goes where, and what a reader that went away or has no room means."""
 
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,45 @@ def test_progress_without_a_terminal_is_a_line_a_second(
     assert 30 <= int(lines[0].split()[1]) <= 40
 
 
+def test_a_late_phase_that_is_short_says_nothing(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    with Terminal() as terminal:
+        for start in (100.0, 105.0, 110.0):
+            for done in range(1, 4):
+                now = start + 0.3 * done
+                terminal.progress("dense", done, 3)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_bar_goes_when_its_phase_is_done() -> None:
+    """In a service whose compute process starts again, nothing else would end it."""
+    leader, follower = pty.openpty()
+    program = (
+        "import threading; from coordinator.terminal import Terminal\n"
+        "with Terminal() as terminal:\n"
+        "    terminal.progress('dense', 1, 2); terminal.progress('experts', 1, 2)\n"
+        "    terminal.progress('dense', 2, 2); assert threading.active_count() > 1\n"
+        "    terminal.progress('experts', 2, 2)\n"
+        "    others = threading.enumerate()[1:]; [thread.join(5) for thread in others]\n"
+        "    assert threading.active_count() == 1, others\n"
+    )
+    options = {"stderr": follower, "env": {**environment(), "TERM": "xterm"}}
+    done = subprocess.run([sys.executable, "-c", program], check=False, **options)  # type: ignore[call-overload]
+    os.close(follower)
+    shown = os.read(leader, 65536).decode()
+    os.close(leader)
+    assert done.returncode == 0, shown
+    assert "experts" in shown
+
+
+def environment() -> dict[str, str]:
+    """For a program that imports ours."""
+    return {**os.environ, "PYTHONPATH": str(Path(shm.__file__).parent.parent)}
+
+
 def test_text_goes_to_standard_output_at_once(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     out = TextOutput()
     out.write("héllo")
@@ -57,7 +97,7 @@ def test_text_goes_to_standard_output_at_once(capfdbinary: pytest.CaptureFixture
 def run(program: str, **options: object) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(  # type: ignore[call-overload, no-any-return]
         [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": str(Path(shm.__file__).parent.parent)},
+        env=environment(),
         stderr=subprocess.PIPE,
         text=True,
         check=False,
@@ -78,6 +118,34 @@ def test_a_reader_that_went_away_is_remembered() -> None:
     done = run(program, stdout=write)
     os.close(write)
     assert (done.returncode, done.stderr) == (9, "")
+
+
+def test_who_read_the_lines_may_go() -> None:
+    """A service must not end because the terminal it was started from is closed."""
+    program = (
+        "from coordinator.streams import write_output\n"
+        "from coordinator.terminal import Terminal\n"
+        "with Terminal() as terminal:\n"
+        "    for _ in range(1000):\n"
+        "        terminal.line('x' * 100); terminal.warning('y'); terminal.progress('z', 1, 2)\n"
+        "    write_output('goes on')\n"
+    )
+    leader, follower = pty.openpty()
+    read, write = os.pipe()
+    os.close(leader)
+    os.close(read)
+    with Path("/dev/full").open("w") as full:
+        for gone in (follower, write, full.fileno()):
+            done = subprocess.run(
+                [sys.executable, "-c", program],
+                env=environment(),
+                stdout=subprocess.PIPE,
+                stderr=gone,
+                check=False,
+            )
+            assert (done.returncode, done.stdout) == (0, b"goes on")
+    os.close(follower)
+    os.close(write)
 
 
 def test_no_room_is_an_error_with_a_name() -> None:
@@ -109,7 +177,7 @@ def test_closed_streams_are_opened(closed: tuple[int, ...], tmp_path: Path) -> N
     closing = " ".join(f"{number}{'<' if number == 0 else '>'}&-" for number in closed)
     done = subprocess.run(
         ["sh", "-c", f'exec "$0" -c "$1" {closing}', sys.executable, program],
-        env={**os.environ, "PYTHONPATH": str(Path(shm.__file__).parent.parent)},
+        env=environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=False,

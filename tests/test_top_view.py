@@ -78,7 +78,7 @@ def shown(
         "experts: 2 of 24 resident, 1 loading",
         "   1 ......ll........\n",
         "slots of 1.00 MiB: 3 ready, 2 loading, 1 free, 4 given back; 2 layers",
-        "memory 50.0 MiB of 100 MiB (highest 60.0 MiB)",
+        "memory 50.0 MiB of 100 MiB (highest 60.0 MiB) ██████████░░░░░░░░░░\n",
         "requests: 1 of 4 running, 0 of 16 waiting\n  prompt  prompt 30/90, 0 tokens, 2 s",
     ],
 )
