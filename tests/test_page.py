@@ -139,6 +139,7 @@ def test_the_heat_map_shows_what_is_resident(opened: Page) -> None:
     page = opened
     page.driver.find_element("id", "send").click()
     page.wait(lambda: " tokens, " in page.text("answer-figures"))
+    page.wait(lambda: not page.status()["requests"]["list"])  # a status may be of a moment before
     states = page.status()["experts"]["states"]
     n_resident = "".join(states).count("r")
     page.wait(lambda: f"{n_resident} of 128 resident, 0 loading" in page.text("experts-summary"))
