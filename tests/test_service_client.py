@@ -252,6 +252,7 @@ def test_chat_on_a_terminal(url: str, tmp_path: Path) -> None:
     talk.wait_for("temperature 0.0")
     talk.type("\x1b[A\r")  # the line before, again
     talk.wait_for("temperature 0.0")
+    talk.wait_for("> ")  # a key between two prompts would be lost
     talk.type("\x04")
     assert talk.end() == 0
     assert history.stat().st_mode & 0o777 == 0o600
