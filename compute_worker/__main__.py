@@ -40,9 +40,9 @@ from shm.messages import (
     Step,
     Stop,
     Submit,
-    Welcome,
     decode,
     encode,
+    welcomed,
 )
 from shm.pool import PoolError, PoolMapping
 
@@ -171,14 +171,7 @@ def greet(arguments: ChildArguments, link: SocketLink) -> ComputeSettings:
         if time.monotonic() > deadline:
             raise MessageError(f"link: no Welcome within {WELCOME_TIMEOUT_SECONDS:.0f} s")
         time.sleep(0.002)
-    if not isinstance(welcome, Welcome):
-        raise MessageError(f"link: expected Welcome, found {type(welcome).__name__}")
-    if welcome.protocol != PROTOCOL_VERSION:
-        raise MessageError(
-            f"link: expected protocol {PROTOCOL_VERSION}, found {welcome.protocol}; "
-            "all processes must come from one installation"
-        )
-    return decode_settings(welcome.settings)
+    return decode_settings(welcomed(welcome))
 
 
 def local_queue(settings: ComputeSettings, pool: PoolMapping | None) -> ReadQueue | None:

@@ -226,10 +226,6 @@ class PageCacheResidency:
         """See `Residency`."""
         return self.abort_layer()
 
-    def revoke_standing(self, layers: set[int]) -> list[Action]:
-        """See `Residency`. Nothing of ours has to move."""
-        return []
-
     def resize(self, slots_of_class: tuple[int, ...], *, is_stepping: bool) -> list[Action]:
         """The kernel takes back what it needs."""
         return []

@@ -32,9 +32,9 @@ from shm.messages import (
     Ready,
     SlotsPunched,
     Stop,
-    Welcome,
     decode,
     encode,
+    welcomed,
 )
 from shm.pool import PoolError, PoolMapping
 
@@ -91,14 +91,7 @@ def greet(arguments: ChildArguments, link: Link) -> IoSettings:
     if not link.poll(int(WELCOME_TIMEOUT_SECONDS * 1000)):
         raise MessageError(f"link: no Welcome within {WELCOME_TIMEOUT_SECONDS:.0f} s")
     welcome = decode(link.recv())
-    if not isinstance(welcome, Welcome):
-        raise MessageError(f"link: expected Welcome, found {type(welcome).__name__}")
-    if welcome.protocol != PROTOCOL_VERSION:
-        raise MessageError(
-            f"link: expected protocol {PROTOCOL_VERSION}, found {welcome.protocol}; "
-            "all processes must come from one installation"
-        )
-    return decode_settings(welcome.settings, arguments.file_fds)
+    return decode_settings(welcomed(welcome), arguments.file_fds)
 
 
 def map_pool(arguments: ChildArguments, settings: IoSettings) -> PoolMapping | None:

@@ -13,7 +13,7 @@ import functools
 import operator
 import types
 import typing
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import msgpack
@@ -64,6 +64,26 @@ def unpack(data: bytes) -> tuple[str, list[Any]]:
     if not isinstance(raw, list) or not raw or not isinstance(raw[0], str):
         raise MessageError("message: expected an array that starts with its tag")
     return raw[0], raw[1:]
+
+
+def encode(message: Any) -> bytes:
+    """Encode a dataclass behind the name of its class."""
+    return pack(type(message).__name__, message)
+
+
+def decoder_of(classes: Sequence[type]) -> Callable[[bytes], Any]:
+    """The function that decodes and checks a message of one of these classes; it raises
+    `MessageError` for anything that is not one."""
+    decoders = {cls.__name__: decoder_for(cls) for cls in classes}
+
+    def decode(data: bytes) -> Any:
+        tag, fields = unpack(data)
+        decoder = decoders.get(tag)
+        if decoder is None:
+            raise MessageError(f"message: unknown tag {tag!r:.40}")
+        return decoder(fields)
+
+    return decode
 
 
 def decoder_for(cls: type) -> Decoder:

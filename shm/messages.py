@@ -15,11 +15,11 @@ One step, with one miss::
                                  X -> C  StepDone
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shm.codec import MessageError, decoder_for, pack, unpack
+from shm.codec import MessageError, decoder_of
+from shm.codec import encode as encode
 
 PROTOCOL_VERSION = 1
 
@@ -409,18 +409,16 @@ MESSAGES: tuple[type, ...] = (
     Abort, Release, SlotsLost, ReadSlabs, SlotsPunched, SlabsReady, ReadFailed, StepDone, Finished,
     Forget, LoadBlocks, SaveBlocks, BlocksSaved, Cancel, Heartbeat, Failed, Stop,
 )  # fmt: skip
-_DECODERS: dict[str, Callable[[Any], Any]] = {cls.__name__: decoder_for(cls) for cls in MESSAGES}
+decode = decoder_of(MESSAGES)
 
 
-def encode(message: Any) -> bytes:
-    """Encode one of `MESSAGES`."""
-    return pack(type(message).__name__, message)
-
-
-def decode(data: bytes) -> Any:
-    """Decode and check one message; raises `MessageError` for anything that is not one."""
-    tag, fields = unpack(data)
-    decoder = _DECODERS.get(tag)
-    if decoder is None:
-        raise MessageError(f"message: unknown tag {tag!r:.40}")
-    return decoder(fields)
+def welcomed(message: Any) -> bytes:
+    """The settings that `Welcome` brings; raises `MessageError` for anything else."""
+    if not isinstance(message, Welcome):
+        raise MessageError(f"link: expected Welcome, found {type(message).__name__}")
+    if message.protocol != PROTOCOL_VERSION:
+        raise MessageError(
+            f"link: expected protocol {PROTOCOL_VERSION}, found {message.protocol}; "
+            "all processes must come from one installation"
+        )
+    return message.settings

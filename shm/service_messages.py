@@ -14,11 +14,10 @@ One answer::
     C -> H  GenerationEnded       always, and the last of this request
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from shm.codec import MessageError, decoder_for, pack, unpack
+from shm.codec import decoder_of
+from shm.codec import encode as encode
 from shm.messages import Failed, Heartbeat, Hello, Ready, Sampled, Sampling, Stop, Welcome
 
 
@@ -147,18 +146,4 @@ MESSAGES: tuple[type, ...] = (
     Hello, Welcome, Ready, Heartbeat, Failed, Stop, Generate, EndGeneration, Began, PromptProgress,
     Drawn, GenerationEnded, ServiceState, WantStatus, StatusSnapshot, HttpGrowth,
 )  # fmt: skip
-_DECODERS: dict[str, Callable[[Any], Any]] = {cls.__name__: decoder_for(cls) for cls in MESSAGES}
-
-
-def encode(message: Any) -> bytes:
-    """Encode one of `MESSAGES`."""
-    return pack(type(message).__name__, message)
-
-
-def decode(data: bytes) -> Any:
-    """Decode and check one message; raises `MessageError` for anything that is not one."""
-    tag, fields = unpack(data)
-    decoder = _DECODERS.get(tag)
-    if decoder is None:
-        raise MessageError(f"message: unknown tag {tag!r:.40}")
-    return decoder(fields)
+decode = decoder_of(MESSAGES)

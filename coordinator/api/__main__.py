@@ -37,7 +37,7 @@ from io_worker.model_file import open_model
 from shm.birth import Birth, ChildArguments, begin_life, decode_arguments, parent_is_gone
 from shm.codec import MessageError
 from shm.link import LinkError, pair_socket
-from shm.messages import PROTOCOL_VERSION, Failed, Heartbeat, Hello, Ready, Stop, Welcome
+from shm.messages import PROTOCOL_VERSION, Failed, Heartbeat, Hello, Ready, Stop, welcomed
 from shm.service_messages import decode, encode
 
 WELCOME_MILLISECONDS = 30_000
@@ -125,10 +125,7 @@ def greet(arguments: ChildArguments, link: "zmq.Socket[bytes]") -> HttpSettings:
     link.send(encode(Hello(PROTOCOL_VERSION, arguments.process, os.getpid(), arguments.token)))
     if not link.poll(WELCOME_MILLISECONDS):
         raise MessageError(f"link: no Welcome within {WELCOME_MILLISECONDS // 1000} s")
-    welcome = decode(link.recv())
-    if not isinstance(welcome, Welcome) or welcome.protocol != PROTOCOL_VERSION:
-        raise MessageError(f"link: expected Welcome of protocol {PROTOCOL_VERSION}")
-    return decode_settings(welcome.settings)
+    return decode_settings(welcomed(decode(link.recv())))
 
 
 def load(settings: HttpSettings) -> tuple[Tokenizer, ChatTemplate]:
