@@ -50,13 +50,12 @@ def test_killed_during_start(model: str) -> None:
             run.process.kill()
             run.check_gone()
             pids.append(run.process.pid)
-    with RunningProgram("--model", model, *ENDLESS) as run:  # and one that surely leaves some
+    with RunningProgram("--model", model, *ENDLESS) as run:  # and one that surely leaves some,
         while not run.files():
             assert run.process.poll() is None
         run.process.kill()
         run.check_gone()
-        assert run.files() != []
-        pids.append(run.process.pid)
+        pids.append(run.process.pid)  # unless a start nearby has removed them
     done = run_program("--model", model, "--tokens", "5,6", "-n", "1")
     assert done.returncode == 0, done.stderr
     assert [directory for pid in pids for directory in socket_directories(pid)] == []
