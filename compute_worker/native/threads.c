@@ -1,12 +1,15 @@
 /* The pool of threads. Knows nothing of kernels.
  *
- * A run is a number of parts that threads take one after the other, so a thread that the system
- * has put aside (another process wants its core) delays a run by one part at most. The caller
- * works too.
+ * A run is a number of parts. Every thread, the caller too, begins with an equal share of
+ * neighbouring parts and takes them in ascending order, so that a part can ask memory for what the
+ * next one wants. Who has none left takes the upper half of another's, so a thread that the system
+ * has put aside (another process wants its core) delays a run by one part at most.
  *
- *     ticket = generation << 32 | parts not yet taken        one atomic word: taking is a CAS
+ *     share = generation << 32 | end << 16 | begin     parts [begin, end) not yet taken
  *
- * Who has taken a part may read `work` and `context`: they do not change before all parts are
+ * A share is one atomic word, and taking from it is a CAS. The generation counts runs: who takes
+ * from another has seen its own share empty, and overwrites it, so both must be of one run. Who has
+ * taken a part may read `work` and `context`: they do not change before all parts are
  * done. Waiting spins first, for SPIN_NANOSECONDS, then sleeps in a futex: within a layer the next
  * run follows in microseconds, and between layers the core is given back.
  */
@@ -20,15 +23,23 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #define SPIN_NANOSECONDS 50000
+#define MOST_PARTS 0xffffu /* of a run; 16 bits */
 #define STACK_BYTES (512 * 1024) /* a kernel keeps its tile on the stack, some 50 KiB */
 
+/* What belongs to one thread; place 0 is the caller's. */
+typedef struct {
+    _Alignas(64) _Atomic uint64_t share;
+    thread_pool *pool;
+    pthread_t thread;
+} place;
+
 struct thread_pool {
-    _Alignas(64) _Atomic uint64_t ticket;
     _Alignas(64) _Atomic uint32_t n_done;
     _Alignas(64) _Atomic uint32_t wake_word; /* changes with every run; sleepers wait on it */
     _Atomic uint32_t n_sleeping;
@@ -39,8 +50,8 @@ struct thread_pool {
     void *context;
     uint32_t n_parts;
     uint32_t generation;
-    int n_workers;
-    pthread_t workers[];
+    _Atomic int n_workers; /* places but the caller's */
+    place places[];
 };
 
 static void futex_wait(_Atomic uint32_t *word, uint32_t expected)
@@ -69,26 +80,74 @@ static int64_t now_nanoseconds(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* Take and do parts until none is left. */
-static void work_off(thread_pool *pool)
+static uint32_t begin_of(uint64_t share)
 {
-    uint64_t ticket = atomic_load_explicit(&pool->ticket, memory_order_acquire);
-    while ((uint32_t)ticket != 0) {
-        if (!atomic_compare_exchange_weak_explicit(&pool->ticket, &ticket, ticket - 1,
+    return (uint32_t)share & MOST_PARTS;
+}
+
+static uint32_t end_of(uint64_t share)
+{
+    return (uint32_t)(share >> 16) & MOST_PARTS;
+}
+
+static uint64_t share_of(uint64_t generation, uint32_t begin, uint32_t end)
+{
+    return generation << 32 | (uint64_t)end << 16 | begin;
+}
+
+/* The upper half of another's share of this run becomes the thread's own, which is empty; returns
+ * its first part, or -1. */
+static int take_from(place *other, place *own, uint64_t run)
+{
+    uint64_t share = atomic_load_explicit(&other->share, memory_order_acquire);
+    while (share >> 32 == run && begin_of(share) < end_of(share)) {
+        uint32_t begin = begin_of(share), end = end_of(share), middle = begin + (end - begin) / 2;
+        if (!atomic_compare_exchange_weak_explicit(&other->share, &share,
+                                                   share_of(run, begin, middle),
                                                    memory_order_acq_rel, memory_order_acquire))
             continue;
-        uint32_t n_parts = pool->n_parts;
-        pool->work(pool->context, (int)(n_parts - (uint32_t)ticket));
+        atomic_store_explicit(&own->share, share_of(run, middle + 1, end), memory_order_release);
+        return (int)middle;
+    }
+    return -1;
+}
+
+/* A part that nobody has taken, or -1. */
+static int take_part(place *own)
+{
+    thread_pool *pool = own->pool;
+    uint64_t share = atomic_load_explicit(&own->share, memory_order_acquire);
+    while (begin_of(share) < end_of(share))
+        if (atomic_compare_exchange_weak_explicit(&own->share, &share, share + 1,
+                                                  memory_order_acq_rel, memory_order_acquire))
+            return (int)begin_of(share);
+    int part = -1;
+    for (int i = 0; part < 0 && i <= pool->n_workers; i++)
+        if (pool->places + i != own)
+            part = take_from(pool->places + i, own, share >> 32);
+    return part;
+}
+
+/* Take and do parts until none is left. */
+static void work_off(place *own)
+{
+    thread_pool *pool = own->pool;
+    for (int part = take_part(own); part >= 0; part = take_part(own)) {
+        pool->work(pool->context, part);
         atomic_fetch_add(&pool->n_done, 1);
         if (atomic_load(&pool->caller_sleeps))
             futex_wake(&pool->n_done);
-        ticket = atomic_load_explicit(&pool->ticket, memory_order_acquire);
     }
 }
 
 static int has_parts(thread_pool *pool)
 {
-    return (uint32_t)atomic_load(&pool->ticket) != 0;
+    for (int i = 0; i <= pool->n_workers; i++) {
+        uint64_t share = atomic_load(&pool->places[i].share);
+        if (begin_of(share) < end_of(share))
+            return 1;
+    }
+    return 0;
 }
 
 static void wait_for_parts(thread_pool *pool)
@@ -111,10 +170,10 @@ static void wait_for_parts(thread_pool *pool)
 
 static void *worker(void *argument)
 {
-    thread_pool *pool = argument;
-    while (!atomic_load(&pool->closing)) {
-        work_off(pool);
-        wait_for_parts(pool);
+    place *own = argument;
+    while (!atomic_load(&own->pool->closing)) {
+        work_off(own);
+        wait_for_parts(own->pool);
     }
     return NULL;
 }
@@ -130,7 +189,8 @@ static int start_worker(thread_pool *pool)
     sigdelset(&all, SIGBUS); /* … but a blocked fault would end the process without its handler */
     sigdelset(&all, SIGSEGV);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failed = pthread_create(&pool->workers[pool->n_workers], &attributes, worker, pool);
+    place *own = pool->places + pool->n_workers + 1;
+    int failed = pthread_create(&own->thread, &attributes, worker, own);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
     if (!failed)
@@ -140,11 +200,13 @@ static int start_worker(thread_pool *pool)
 
 thread_pool *threads_open(int n_threads)
 {
-    size_t n_bytes = sizeof(thread_pool) + (size_t)n_threads * sizeof(pthread_t);
+    size_t n_bytes = sizeof(thread_pool) + (size_t)n_threads * sizeof(place);
     thread_pool *pool = aligned_alloc(64, (n_bytes + 63) / 64 * 64);
     if (!pool)
         return NULL;
-    *pool = (thread_pool){0};
+    memset(pool, 0, n_bytes);
+    for (int i = 0; i < n_threads; i++)
+        pool->places[i].pool = pool;
     while (pool->n_workers < n_threads - 1)
         if (start_worker(pool)) {
             threads_close(pool);
@@ -160,7 +222,7 @@ void threads_close(thread_pool *pool)
     atomic_fetch_add(&pool->wake_word, 1);
     futex_wake(&pool->wake_word);
     for (int i = 0; i < pool->n_workers; i++)
-        pthread_join(pool->workers[i], NULL);
+        pthread_join(pool->places[i + 1].thread, NULL);
     free(pool);
 }
 
@@ -197,21 +259,27 @@ static void wait_until_done(thread_pool *pool)
 void threads_run(thread_pool *pool, void (*work)(void *context, int part), void *context,
                  int n_parts)
 {
-    if (pool->n_workers == 0 || n_parts < 2) {
+    if (pool->n_workers == 0 || n_parts < 2 || n_parts > (int)MOST_PARTS) {
         for (int part = 0; part < n_parts; part++)
             work(context, part);
         return;
     }
+    int n_threads = threads_count(pool);
     pool->work = work;
     pool->context = context;
     pool->n_parts = (uint32_t)n_parts;
     pool->generation++;
     atomic_store(&pool->n_done, 0);
     atomic_store_explicit(&pool->parked, 0, memory_order_relaxed);
-    atomic_store(&pool->ticket, (uint64_t)pool->generation << 32 | (uint32_t)n_parts);
+    for (int i = 0, begin = 0; i < n_threads; i++) {
+        int end = (int)((int64_t)n_parts * (i + 1) / n_threads);
+        atomic_store(&pool->places[i].share,
+                     share_of(pool->generation, (uint32_t)begin, (uint32_t)end));
+        begin = end;
+    }
     atomic_fetch_add(&pool->wake_word, 1);
     if (atomic_load(&pool->n_sleeping))
         futex_wake(&pool->wake_word);
-    work_off(pool);
+    work_off(pool->places);
     wait_until_done(pool);
 }
