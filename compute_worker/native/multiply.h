@@ -24,6 +24,9 @@ INLINE void multiply_integers(const stored_tile *t, plan how, int n_tiles, bundl
     int n_words = 8 / how.type.subgroups;
     ROLLED for (int g = 0; g < n_groups; g++, x.records += record_bytes(how.planes, W)) {
         vf part[2][W];
+        UNROLL for (size_t i = 0; i < record_bytes(how.planes, W); i += 64)
+            __builtin_prefetch(x.next + i, 0, 3);
+        x.next += record_bytes(how.planes, W);
         UNROLL for (int half = 0; half < how.type.subgroups; half++) {
             int s = how.type.subgroups * g + half, kind = sum_kind(how.type, half);
             vi dots[2][W][MAX_PLANES];
@@ -102,6 +105,7 @@ INLINE void multiply_bundles(const stored_tile *t, plan how, int n_tiles, const 
     for (int i = 0; i < n_tokens;) {
         int token = job->first_token + first + i, lane = token % W, n = n_tokens - i;
         bundle_view x = view_bundle(job->input, token / W, group);
+        x.next = view_bundle(job->input, token / W + 1, group).records;
         x.records += 4 * lane; /* words of a lane are four bytes in both arrays */
         x.values += lane;
         if (at_once == 4 && n >= 4) {
@@ -172,7 +176,7 @@ typedef struct {
     const moe_grids *grids;
     const uint8_t *rows;
     const uint8_t *next; /* rows to ask for, or NULL */
-    int n_rows, tile_columns;
+    int n_rows, tile_columns, is_last;
     size_t tile_bytes;
 } row_group;
 
@@ -181,7 +185,13 @@ INLINE int tiles_of(const row_group *g)
     return (g->job->n_columns + g->tile_columns - 1) / g->tile_columns;
 }
 
-enum { AHEAD_BYTES = 8192 }; /* beyond the next rows: 3 to 5 % faster than asking for those alone */
+enum { AHEAD_BYTES = 8192 };
+INLINE void ask_for_start(const uint8_t *rows)
+{
+    for (int i = 0; i < AHEAD_BYTES; i += 64)
+        __builtin_prefetch(rows + i, 0, 2);
+}
+ /* beyond the next rows: 3 to 5 % faster than asking for those alone */
 
 /* The rows of tile c, and what to ask for meanwhile: the same share of the next rows. */
 INLINE row_pointers point_tile(const row_group *g, int c, uint8_t *edge, tile *t)
@@ -190,6 +200,8 @@ INLINE row_pointers point_tile(const row_group *g, int c, uint8_t *edge, tile *t
     size_t left = g->job->row_bytes - (size_t)c * g->tile_bytes;
     t->ahead = g->next ? g->next + AHEAD_BYTES + (size_t)c * LANES * g->tile_bytes : p;
     t->ahead_end = t->ahead + LANES * g->tile_bytes;
+    if (g->is_last && g->next && c == 0)
+        ask_for_start(g->next);
     if (g->n_rows == LANES && left >= g->tile_bytes)
         return point_rows(p, g->job->row_bytes);
     return point_rows(copy_edge(edge, p, g->job->row_bytes, g->n_rows,
@@ -252,6 +264,7 @@ INLINE row_group group_at(const row_kernel *kernel, const row_job *job, const mo
     return (row_group){
         .job = job, .grids = grids, .rows = rows,
         .next = row + step < end ? rows + (size_t)step * job->row_bytes : job->next,
+        .is_last = row + step >= end,
         .n_rows = end - row < LANES ? end - row : LANES,
         .tile_columns = kernel->tile_columns, .tile_bytes = kernel->tile_bytes,
     };

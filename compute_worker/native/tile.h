@@ -37,13 +37,14 @@ enum {
 typedef struct {
     const float *values;
     const uint8_t *records;
+    const uint8_t *next;
 } bundle_view;
 
 INLINE bundle_view view_bundle(const activations *input, int bundle, int g)
 {
     size_t group = (size_t)bundle * (size_t)input->n_groups + (size_t)g;
     return (bundle_view){input->values + GROUP * group * (size_t)input->width,
-                         input->records + group * record_bytes(input->planes, input->width)};
+                         input->records + group * record_bytes(input->planes, input->width), NULL};
 }
 
 INLINE float float_at(const uint8_t *p)
