@@ -45,7 +45,7 @@ enum {
     GROUP = 32,          /* columns that share one activation scale */
     GROUPS_PER_TILE = 8, /* a tile is 256 columns: one block of the K types */
     TILE_COLUMNS = GROUP * GROUPS_PER_TILE,
-    TOKENS_AT_ONCE = 64, /* tokens per unpacked tile: their sums stay in the first-level cache */
+    TOKENS_AT_ONCE = 96, /* tokens per unpacked tile: their sums stay in the first-level cache */
     KV_TILE = 64,        /* positions per block of the KV cache */
     MAX_PLANES = 3,
     SIDE_BY_SIDE = 4,    /* tokens in a bundle */

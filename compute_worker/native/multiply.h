@@ -263,7 +263,8 @@ INLINE row_group group_at(const row_kernel *kernel, const row_job *job, const mo
     const uint8_t *rows = job->weights + (size_t)row * job->row_bytes;
     return (row_group){
         .job = job, .grids = grids, .rows = rows,
-        .next = row + step < end ? rows + (size_t)step * job->row_bytes : job->next,
+        .next = row + step < end ? rows + (size_t)step * job->row_bytes
+              : job->next ? job->next + (size_t)(row + step - end) * job->row_bytes : NULL,
         .is_last = row + step >= end,
         .n_rows = end - row < LANES ? end - row : LANES,
         .tile_columns = kernel->tile_columns, .tile_bytes = kernel->tile_bytes,
