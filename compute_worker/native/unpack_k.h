@@ -37,7 +37,8 @@ static const layout layout_iq4_xs = {.offset = 128, .wide = 1, .subgroups = 1};
 INLINE void unpack_q2_k(tile *t, plan how, const row_pointers *rows, const moe_grids *grids)
 {
     (void)grids;
-    vu scales[4], pairs[4];
+    vu scales[4], pairs[4], tail[4];
+    vf d = {0}, dmin = {0};
     take_columns(t, rows, 0, scales);
     HALVES {
         UNROLL for (int i = 0; i < 2; i++) { /* columns 16 i .. of each pair */
@@ -46,8 +47,11 @@ INLINE void unpack_q2_k(tile *t, plan how, const row_pointers *rows, const moe_g
                 UNROLL for (int s = 0; s < 4; s++)
                     put(t, how, 8 * s + 4 * i + j, (pairs[j] >> (2 * s)) & 0x03030303u);
         }
-        vu tail = load_words(rows, 80);
-        vf d = half_to_float(tail), dmin = -half_to_float(tail >> 16);
+        if (half == 0) {
+            load_columns(rows, 68, tail); /* ends with d and dmin; a word at 80 would be one only */
+            d = half_to_float(tail[3]);
+            dmin = -half_to_float(tail[3] >> 16);
+        }
         UNROLL for (int s = 0; s < 8; s++) {
             vi both = unsigned_byte(scales[s / 4], s % 4);
             t->scale[s] = d * to_float(both & 15);
