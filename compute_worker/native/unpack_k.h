@@ -34,6 +34,18 @@ static const layout layout_iq4_xs = {.offset = 128, .wide = 1, .subgroups = 1};
  * upper bits or words of what the first has used, and is moved down at the end of a turn. */
 #define HALVES ROLLED for (int half = 0; half < 2; half++)
 
+/* Pair s of each byte, times its factor: most pairs stay where they are, and the scale of their
+ * columns is that much smaller, which rounds nothing. Shifts are what limits these types. */
+INLINE int pair_factor(int s)
+{
+    return s == 0 ? 1 : s == 1 ? 4 : 16;
+}
+
+INLINE vu pair_in_place(vu pairs, int s)
+{
+    return s == 3 ? (pairs >> 2) & 0x30303030u : pairs & (0x03030303u * (unsigned)pair_factor(s));
+}
+
 INLINE void unpack_q2_k(tile *t, plan how, const row_pointers *rows, const moe_grids *grids)
 {
     (void)grids;
@@ -45,7 +57,7 @@ INLINE void unpack_q2_k(tile *t, plan how, const row_pointers *rows, const moe_g
             take_columns(t, rows, 16 + 32 * half + 16 * i, pairs);
             UNROLL for (int j = 0; j < 4; j++)
                 UNROLL for (int s = 0; s < 4; s++)
-                    put(t, how, 8 * s + 4 * i + j, (pairs[j] >> (2 * s)) & 0x03030303u);
+                    put(t, how, 8 * s + 4 * i + j, pair_in_place(pairs[j], s));
         }
         if (half == 0) {
             load_columns(rows, 68, tail); /* ends with d and dmin; a word at 80 would be one only */
@@ -53,9 +65,9 @@ INLINE void unpack_q2_k(tile *t, plan how, const row_pointers *rows, const moe_g
             dmin = -half_to_float(tail[3] >> 16);
         }
         UNROLL for (int s = 0; s < 8; s++) {
-            vi both = unsigned_byte(scales[s / 4], s % 4);
-            t->scale[s] = d * to_float(both & 15);
-            t->minimum[s] = dmin * to_float(both >> 4);
+            vu both = scales[s / 4] >> (8 * (s % 4));
+            t->scale[s] = d * all_floats(1.0f / (float)pair_factor(s / 2)) * to_float((vi)(both & 15u));
+            t->minimum[s] = dmin * to_float((vi)((both >> 4) & 15u));
         }
         finish(t, how);
         scales[0] = scales[2];
