@@ -38,6 +38,7 @@ NUMERICS = ("exact", "fast")
 COLUMNS = dict.fromkeys(TYPES, 512) | dict.fromkeys(BLOCKS_OF_32, 416) | dict.fromkeys(FLOATS, 333)
 N_ROWS = 37  # no whole number of vectors of any set
 GROUP = 32  # columns that share an activation scale
+MOST_TOKENS = 97  # one more than share an unpacked tile
 
 
 def weights_of(type_name: str, n_cols: int, seed: int = 1, n_rows: int = N_ROWS) -> Matrix:
@@ -123,11 +124,11 @@ def test_no_bit_depends_on_tokens_or_threads(
     instruction_set: str, numerics: str, type_name: str, n_threads: int
 ) -> None:
     n_cols = COLUMNS[type_name]
-    matrix, x = weights_of(type_name, n_cols, n_rows=101), tokens_of(65, n_cols)
+    matrix, x = weights_of(type_name, n_cols, n_rows=101), tokens_of(MOST_TOKENS, n_cols)
     one = Engine(instruction_set, numerics, 1)
     several = Engine(instruction_set, numerics, n_threads)
-    alone = np.concatenate([one.matmul(matrix, x[i : i + 1]) for i in range(65)])
-    for n_tokens in range(1, 66):
+    alone = np.concatenate([one.matmul(matrix, x[i : i + 1]) for i in range(MOST_TOKENS)])
+    for n_tokens in (*range(1, 66), MOST_TOKENS - 1, MOST_TOKENS):
         assert (several.matmul(matrix, x[:n_tokens]) == alone[:n_tokens]).all(), n_tokens
     one.close()
     several.close()
@@ -226,15 +227,15 @@ def test_no_bit_of_an_expert_depends_on_tokens_or_threads(
     width = 256 if type_name in BLOCKS_OF_256 + LOOKED_UP else 96
     shape, addresses, matrices = experts_of((type_name,) * 3 + (width, 256), 1)
     assert matrices
-    x = tokens_of(65, width)
+    x = tokens_of(MOST_TOKENS, width)
     one = Engine(instruction_set, numerics, 1)
     several = Engine(instruction_set, numerics, n_threads)
-    numbers = np.arange(65, dtype=np.int32)
-    alone = np.empty((65, width), np.float32)
-    for i in range(65):
+    numbers = np.arange(MOST_TOKENS, dtype=np.int32)
+    alone = np.empty((MOST_TOKENS, width), np.float32)
+    for i in range(MOST_TOKENS):
         one.expert_blocks(shape, addresses, [numbers[i : i + 1]], 1, x, alone)
-    for n_tokens in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 31, 63, 64, 65):
-        out = np.empty((65, width), np.float32)
+    for n_tokens in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 31, 63, 64, 65, 96, 97):
+        out = np.empty((MOST_TOKENS, width), np.float32)
         chosen = numbers[::-1][:n_tokens]
         several.expert_blocks(shape, addresses, [chosen], 1, x, out)
         assert (out[chosen] == alone[chosen]).all(), n_tokens
@@ -298,6 +299,18 @@ def test_threads_sleep_when_parked_and_end_when_closed() -> None:
     assert n_threads_now() == before + 2
     kernels.close()
     assert n_threads_now() == before
+
+
+def test_short_runs_lose_no_part() -> None:
+    """More threads than cores: some are put aside between taking a part and doing it."""
+    kernels = build("fast", 5)
+    x = tokens_of(1, 256)
+    matrices = [weights_of("Q4_K", 256, n_rows=n_rows) for n_rows in (64, 128, 700)]
+    expected = [kernels.matmul(matrix, x) for matrix in matrices]
+    for _ in range(2000):
+        for matrix, product in zip(matrices, expected, strict=True):
+            assert (kernels.matmul(matrix, x) == product).all()
+    kernels.close()
 
 
 def test_an_instruction_set_that_cannot_run_is_refused() -> None:

@@ -91,10 +91,10 @@ static void gate_up_part(void *context, int part)
     int begin = part % n_parts * round->gate_rows;
     int end = smaller(begin + round->gate_rows, round->expert_width);
     int at_once = GATE_VALUES / round->gate_rows, stride = round->gate_rows;
-    int is_last = part % n_parts == n_parts - 1, is_last_share = share + 1 == round->shares + round->n_shares;
     size_t up_begin = (size_t)begin * row_bytes_of(round->up, round->width);
-    const uint8_t *next = !is_last ? share->gate + (size_t)end * row_bytes_of(round->gate, round->width)
-                          : is_last_share ? NULL : share[1].gate;
+    size_t gate_end = (size_t)end * row_bytes_of(round->gate, round->width);
+    const uint8_t *next = part % n_parts < n_parts - 1 ? share->gate + gate_end
+                        : part / n_parts + 1 < round->n_shares ? share[1].gate : NULL;
     float gate[GATE_VALUES], up[GATE_VALUES];
     if ((end - begin) % GROUP) { /* the last group is filled up with zeros */
         memset(gate, 0, sizeof gate);
@@ -104,8 +104,7 @@ static void gate_up_part(void *context, int part)
         int n = smaller(at_once, share->n - first);
         multiply_inner(round, share, round->gate, share->gate, share->up + up_begin, begin, end,
                        first, n, gate);
-        multiply_inner(round, share, round->up, share->up, next, begin, end,
-                       first, n, up);
+        multiply_inner(round, share, round->up, share->up, next, begin, end, first, n, up);
         for (int i = 0; i < n; i++)
             for (int row = 0; row < end - begin; row += GROUP) {
                 float inner[GROUP];

@@ -37,14 +37,16 @@ enum {
 typedef struct {
     const float *values;
     const uint8_t *records;
-    const uint8_t *next;
+    const uint8_t *next; /* records of the bundle to ask for meanwhile */
 } bundle_view;
 
 INLINE bundle_view view_bundle(const activations *input, int bundle, int g)
 {
     size_t group = (size_t)bundle * (size_t)input->n_groups + (size_t)g;
-    return (bundle_view){input->values + GROUP * group * (size_t)input->width,
-                         input->records + group * record_bytes(input->planes, input->width), NULL};
+    size_t one = record_bytes(input->planes, input->width);
+    const uint8_t *records = input->records + group * one;
+    return (bundle_view){input->values + GROUP * group * (size_t)input->width, records,
+                         records + (size_t)input->n_groups * one};
 }
 
 INLINE float float_at(const uint8_t *p)
