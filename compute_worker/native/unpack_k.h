@@ -60,7 +60,7 @@ INLINE void unpack_q2_k(tile *t, plan how, const row_pointers *rows, const moe_g
                     put(t, how, 8 * s + 4 * i + j, pair_in_place(pairs[j], s));
         }
         if (half == 0) {
-            load_columns(rows, 68, tail); /* ends with d and dmin; a word at 80 would be one only */
+            load_columns(rows, 68, tail); /* the last word: d, dmin; load_words is slower */
             d = half_to_float(tail[3]);
             dmin = -half_to_float(tail[3] >> 16);
         }
