@@ -25,6 +25,7 @@ class ReadDispatch:
     def __init__(self) -> None:
         self._readers: dict[str, _Reader] = {}
         self._queue: deque[SlabRead] = deque()
+        self._used: dict[SlotLease, str] = {}  # compute had them before we heard: of which reader
 
     @property
     def n_queued(self) -> int:
@@ -60,6 +61,7 @@ class ReadDispatch:
     def remove_reader(self, name: str) -> list[SlabRead]:
         """A reader is gone; returns what it leaves unanswered."""
         reader = self._readers.pop(name, None)
+        self._used = {lease: own for lease, own in self._used.items() if own != name}
         return list(reader.reading.values()) if reader else []
 
     def push(self, reads: Iterable[SlabRead]) -> None:
@@ -98,6 +100,21 @@ class ReadDispatch:
         if reader is None or told is None or told.lease != lease:
             return False
         del reader.reading[lease.slot]
+        return True
+
+    def used(self, lease: SlotLease) -> None:
+        """Strike off a read that compute knows to be over, and expect its answer all the same."""
+        for name, reader in self._readers.items():
+            told = reader.reading.get(lease.slot)
+            if told is not None and told.lease == lease:
+                del reader.reading[lease.slot]
+                self._used[lease] = name
+
+    def was_used(self, name: str, lease: SlotLease) -> bool:
+        """Whether this answer is the one that was still expected."""
+        if self._used.get(lease) != name:
+            return False
+        del self._used[lease]
         return True
 
     def check(self) -> None:

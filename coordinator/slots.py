@@ -88,6 +88,7 @@ class SlotTable:
         self._retired: list[list[int]] = [[] for _ in range(n_classes)]
         self._n_of_class = Counter(class_of_slots)
         self._n_adopted: Counter[int] = Counter()  # by class
+        self._n_pins = 0
         for slot in reversed(self.slots):
             self._free[slot.slot_class].append(slot.number)
 
@@ -151,6 +152,7 @@ class SlotTable:
 
     def fail(self, slot: Slot) -> None:
         """The slab could not be read: the slot is free, whoever waits for it is told elsewhere."""
+        self._n_pins -= slot.pins
         slot.pins = 0
         self._clear(slot, "fail")
 
@@ -190,12 +192,21 @@ class SlotTable:
     def pin(self, slot: Slot) -> None:
         """A step uses the slot."""
         slot.pins += 1
+        self._n_pins += 1
 
     def unpin(self, slot: Slot) -> None:
         """A step is done with the slot."""
         if slot.pins < 1:
             raise SlotError(f"slot {slot.number}: release without a grant")
         slot.pins -= 1
+        self._n_pins -= 1
+
+    def unpin_all(self) -> None:
+        """No step uses any slot."""
+        if self._n_pins:
+            for slot in self.slots:
+                slot.pins = 0
+            self._n_pins = 0
 
     def count(self, state: SlotState, slot_class: int | None = None) -> int:
         """Slots in a state, of one class or of all."""
@@ -217,6 +228,7 @@ class SlotTable:
             assert (slot.key is not None) == has_key, slot
             assert not slot.key or self._of_key.get(slot.key) is slot, slot
             assert has_key or slot.pins == 0, slot
+        assert self._n_pins == sum(slot.pins for slot in self.slots)
         n_free = sum(len(free) for free in self._free)
         assert n_free == self.count(SlotState.FREE)
         assert sum(len(gone) for gone in self._retired) == self.count(SlotState.RETIRED)
