@@ -66,6 +66,7 @@ class ExpertFeed:
     ) -> None:
         self.waiting = Waiting()
         self.standing_uses = 0
+        self.computing_ns = 0  # in the kernels of experts, of this step
         self.released: list[SlotLease] = []  # computed, not told yet
         self._link = link
         self._regions = regions
@@ -88,6 +89,7 @@ class ExpertFeed:
         self._recent = recent
         self.waiting = Waiting()
         self.standing_uses = 0
+        self.computing_ns = 0
 
     def end_step(self, *, early: bool) -> None:
         """The step is over: an `Abort` that comes now is late. After an early end the coordinator
@@ -242,8 +244,10 @@ class ExpertFeed:
     def _compute(
         self, layer: int, addresses: Addresses, pairs: list[Integers], x: Floats, out: Floats
     ) -> None:
+        started_ns = time.monotonic_ns()
         shape = self._shapes[layer]
         self._kernels.expert_blocks(shape, addresses, pairs, self._n_active, x, out)
+        self.computing_ns += time.monotonic_ns() - started_ns
 
 
 def _shape(layer: LayerSlabs) -> ExpertShape:

@@ -329,6 +329,7 @@ class StepTimes:
     coordination_ns: int
     major_faults: int
     minor_faults: int
+    experts_ns: int = 0  # of `compute_ns`: the kernels of the experts
 
 
 @dataclass(frozen=True, slots=True)
