@@ -12,8 +12,10 @@ demo: $(VENV)/installed
 	$(BIN)/moe-coord --io-workers 1 --pin-cores -p "$(PROMPT)" -n 64 \
 		--temperature 0.8 --top-p 0.95 --seed 1
 
+# Two files of tests at a time, then those that need the machine for themselves.
 test: $(VENV)/installed-for-tests lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not alone" --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m alone
 
 lint: $(VENV)/installed-for-tests
 	$(BIN)/ruff check .
@@ -41,7 +43,8 @@ $(VENV)/installed: pyproject.toml $(wildcard compute_worker/native/*) | $(VENV)/
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check .
 	touch $@
 
+# --no-compile: most modules of these packages are never imported
 $(VENV)/installed-for-tests: pyproject.toml $(wildcard compute_worker/native/*.[ch]) \
 		compute_worker/native/build_native.py | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable ".[test]"
 	touch $@ $(VENV)/installed

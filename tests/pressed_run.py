@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from arms import Together, exact_config, submit_of
 
+from coordinator import pressure
 from coordinator.engine import Engine
 from coordinator.machine import read_machine
 from coordinator.setup import prepared
@@ -20,6 +22,7 @@ MiB = 1 << 20
 PROMPT, N_NEW = [5, 7, 11, 13, 17, 19], 12
 LIMIT, AMPLE = 4000 * MiB, 1000 * MiB
 WAIT_SECONDS = 60.0
+QUIET_SECONDS = 1.0
 
 
 @dataclass
@@ -43,14 +46,16 @@ class Machine:
 
 @contextlib.contextmanager
 def running(model: Path, machine: Machine, *flags: str) -> Iterator[tuple[Engine, Together]]:
-    """An engine that is ready and has ample room."""
+    """An engine that is ready and has ample room. Its pool grows sooner than others do."""
     listener = Together()
     config = exact_config(model, ("--memory", "300M", "--kernels", "numpy", *flags))
     machine.leave(AMPLE)
     with (
+        pytest.MonkeyPatch.context() as patch,
         prepared(config, read_machine()) as setup,
         started(setup, listener, root=machine.root) as engine,
     ):
+        patch.setattr(pressure, "QUIET_SECONDS", QUIET_SECONDS)
         deadline = time.monotonic() + WAIT_SECONDS
         while not engine.is_ready:
             assert time.monotonic() < deadline

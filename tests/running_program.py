@@ -18,7 +18,7 @@ from shm.codec import MessageError
 from shm.link import directory_candidates
 
 WAIT_SECONDS = 30.0
-GONE_SECONDS = 2.0
+GONE_SECONDS = 5.0
 MARKER = "MOE_COORD_TEST_MARKER"  # its children inherit the environment
 
 

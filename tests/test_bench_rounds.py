@@ -55,6 +55,7 @@ def test_a_block_cut_short_ends_it() -> None:
     assert len(list(run_rounds(ROOMS, WHO, 2, (), TimeLimit(), run))) == 1
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("seconds", "n_rounds"), [(0.0, 0), (0.35, 1), (0.75, 3)])
 def test_no_round_is_begun_that_would_not_end_in_time(seconds: float, n_rounds: int) -> None:
     """Rounds of 0.2 s; without a number of rounds the time decides."""

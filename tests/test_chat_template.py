@@ -1,6 +1,7 @@
 """Conversations become prompts: templates of honest and of hostile model files."""
 
 import asyncio
+import select
 import time
 from pathlib import Path
 from typing import Any
@@ -142,8 +143,7 @@ def test_the_service_lives_while_a_template_hangs(tmp_path: Path) -> None:
         stream = service.open_stream("/v1/chat/completions", {"messages": MESSAGES})
         with stream:
             time.sleep(0.3)
-            started = time.monotonic()
             assert service.ask("GET", "/health")[0] == 200
             assert service.complete("Hello", max_tokens=2)
-            assert time.monotonic() - started < 1.5
+            assert not select.select([stream], [], [], 0)[0]  # it hangs still
             assert stream.recv(65536).startswith(b"HTTP/1.1 400")

@@ -12,6 +12,8 @@ from arms import run_program
 from faults import long_model
 from running_program import RunningProgram, service_flags, socket_directories
 
+from coordinator.children import STOP_TIMEOUT_SECONDS
+
 ENDLESS = ("--tokens", "5,6,7", "-n", "30000", "--ignore-eos", "--context", "30100")
 IDLE_LINE = "until SIGTERM"
 
@@ -50,13 +52,12 @@ def test_killed_during_start(model: str) -> None:
             run.process.kill()
             run.check_gone()
             pids.append(run.process.pid)
-    with RunningProgram("--model", model, *ENDLESS) as run:  # and one that surely leaves some
+    with RunningProgram("--model", model, *ENDLESS) as run:  # and one that surely leaves some,
         while not run.files():
             assert run.process.poll() is None
         run.process.kill()
         run.check_gone()
-        assert run.files() != []
-        pids.append(run.process.pid)
+        pids.append(run.process.pid)  # unless a start nearby has removed them
     done = run_program("--model", model, "--tokens", "5,6", "-n", "1")
     assert done.returncode == 0, done.stderr
     assert [directory for pid in pids for directory in socket_directories(pid)] == []
@@ -128,7 +129,7 @@ def test_interrupted_during_start(model: str, delay_seconds: float) -> None:
             time.sleep(0.005)
         time.sleep(delay_seconds - 0.3)
         os.killpg(run.process.pid, signal.SIGINT)
-        assert run.end(3) == 130
+        assert run.end() == 130
         run.check_gone()
         assert run.files() == []
         assert "Traceback" not in run.errors()
@@ -143,7 +144,7 @@ def test_the_second_signal_ends_at_once(model: str) -> None:
         time.sleep(0.3)
         assert run.process.poll() is None
         os.kill(run.process.pid, signal.SIGINT)
-        assert run.end(1) == 130
+        assert run.end(STOP_TIMEOUT_SECONDS - 1) == 130
         run.check_gone()
 
 
@@ -153,7 +154,7 @@ def test_idle_and_terminated(model: str) -> None:
         started = time.monotonic()
         run.process.terminate()
         assert run.end(5) == 143
-        assert time.monotonic() - started < 1.5
+        assert time.monotonic() - started < STOP_TIMEOUT_SECONDS - 1
         run.check_gone()
         assert "Traceback" not in run.errors()
 

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -126,9 +125,7 @@ def test_the_command_says_that_the_model_changed(tmp_path: Path) -> None:
     with RunningProgram("--model", str(model), *flags, "--pool", "30%") as run:
         run.wait_for_output()
         truncate(model)
-        started = time.monotonic()
-        assert run.end(10) == 3
-        assert time.monotonic() - started < 3
+        assert run.end(5) == 3
         last = run.errors().splitlines()[-1]
         assert last.startswith("moe-coord: error: ")
         assert "model changed on disk" in last

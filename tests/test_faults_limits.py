@@ -57,6 +57,7 @@ def test_too_few_open_files(model: Path, n_files: int, flags: tuple[str, ...]) -
     assert str(n_files) in lines[-1]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("flags", [(), ("--io-workers", "3"), ("--single-process",)])
 def test_too_few_processes(flags: tuple[str, ...]) -> None:
     """The limit counts all threads of a user. Seen before anything is started, in one line; as many

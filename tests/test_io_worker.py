@@ -58,7 +58,7 @@ def test_heartbeats_tell_the_progress(stage: Stage) -> None:
             assert isinstance(message, Heartbeat), message
             beats.append(message)
         assert beats[-1] == Heartbeat("io0", N_SLOTS)
-        assert time.monotonic() - before < 3
+        assert time.monotonic() - before < 5
 
 
 def test_a_file_without_direct_reading_is_read_buffered(stage: Stage) -> None:

@@ -14,6 +14,7 @@ from arms import (
     spelled,
     submit_of,
 )
+from faults import session
 from gguf_builder import tiny_model
 
 from coordinator.machine import read_machine
@@ -32,14 +33,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("n_context", [64, 65, 128, 200, 256])
 def test_a_prompt_may_fill_the_context_but_for_one_token(model: Path, n_context: int) -> None:
-    flags = ("--model", str(model), "--context", str(n_context), "--ignore-eos", "-n", "9")
-    for n_prompt, n_tokens in ((n_context - 1, 1), (n_context - 5, 5)):
-        record = run_json(*flags, "--tokens", spelled(TOKENS[:n_prompt]))
-        assert len(record["tokens"]) == n_tokens
-        assert record["stop_reason"] == "length"
-    done = run_program(*flags, "--tokens", spelled(TOKENS[:n_context]))
+    with session(model, "--context", str(n_context)) as run:
+        for n_tokens in (1, 5):
+            submit = submit_of(n_tokens, TOKENS[: n_context - n_tokens], n_context)
+            run.engine.submit(NewRequest(submit, 9, frozenset()))
+            assert len(run.finish(n_tokens)) == n_tokens
+            assert run.listener.ended[n_tokens].reason == "length"
+
+
+def test_the_command_knows_the_context(model: Path) -> None:
+    flags = ("--model", str(model), "--context", "65", "--ignore-eos", "-n", "9")
+    record = run_json(*flags, "--tokens", spelled(TOKENS[:64]))
+    assert len(record["tokens"]) == 1
+    assert record["stop_reason"] == "length"
+    done = run_program(*flags, "--tokens", spelled(TOKENS[:65]))
     assert done.returncode == 2
-    assert f"--prompt: expected fewer than {n_context} tokens" in done.stderr
+    assert "--prompt: expected fewer than 65 tokens" in done.stderr
 
 
 def test_more_context_than_the_model_has_is_refused(model: Path) -> None:

@@ -3,7 +3,6 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -122,16 +121,18 @@ def tree_of(module: str) -> ast.Module:
     return ast.parse(source_of(module))
 
 
-def imports_of(module: str) -> Iterator[str]:
+@cache
+def imports_of(module: str) -> tuple[str, ...]:
     """Full names of what a module imports, ours down to the module."""
+    found: list[str] = []
     for node in ast.walk(tree_of(module)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0 and node.module is not None, f"{module}: relative import"
             deeper = [f"{node.module}.{alias.name}" for alias in node.names]
-            found = [name for name in deeper if name in MODULES]
-            yield from found or [node.module]
+            found += [name for name in deeper if name in MODULES] or [node.module]
+    return tuple(found)
 
 
 def package_of(name: str) -> str:

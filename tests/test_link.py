@@ -76,7 +76,7 @@ def test_exit_does_not_wait_for_messages_nobody_takes(short_path: Path, is_bound
     before = time.monotonic()
     sender.close()
     ours.term()
-    assert time.monotonic() - before < 2
+    assert time.monotonic() - before < 10
     silent.close(linger=0)
     theirs.term()
 

@@ -169,6 +169,7 @@ def in_group(group: Group, command: list[str], stderr: int) -> "subprocess.Popen
     )
 
 
+@pytest.mark.alone
 def test_somebody_else_in_the_group_takes_memory(tmp_path: Path) -> None:
     """With a real limit: nobody is killed, the pool gives way and is whole 30 s after."""
     model = tmp_path / "model.gguf"

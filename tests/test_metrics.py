@@ -305,13 +305,14 @@ BUSY = """
 import sys, time
 data = bytearray(20_000_000)
 while time.process_time() < float(sys.argv[1]): pass
+time.sleep(0.01)
 print("done", flush=True)
 sys.stdin.read()
 """
 
 
 def busy_process(cpu_seconds: float) -> "subprocess.Popen[str]":
-    """A process that used so much time, touched 20 MB, and now waits for the end of its input."""
+    """A process that used so much time, touched 20 MB, slept, and waits for its input's end."""
     process = subprocess.Popen(
         [sys.executable, "-c", BUSY, str(cpu_seconds)],
         stdin=subprocess.PIPE,

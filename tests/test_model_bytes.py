@@ -60,7 +60,7 @@ def test_refuses_what_is_no_regular_file(tmp_path: Path, kind: str) -> None:
     make(path)
     started = time.monotonic()
     error = refusal(path)
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 10
     assert error.field == "file" and fragment in str(error)
 
 

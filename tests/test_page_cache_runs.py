@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -145,9 +144,7 @@ def test_the_command_ends_with_3(tmp_path: Path, flags: tuple[str, ...]) -> None
     with RunningProgram("--model", str(model), *wanted, *flags) as run:
         run.wait_for_output()
         os.truncate(model, model.stat().st_size // 2)
-        started = time.monotonic()
-        assert run.end(10) == 3
-        assert time.monotonic() - started < 3
+        assert run.end(5) == 3
         last = run.errors().splitlines()[-1]
         assert last.startswith("moe-coord: error: ")
         assert "model changed on disk" in last and str(model) in last

@@ -233,6 +233,6 @@ ROWS = {row.patterns: name for name, row in PRE_TOKENIZERS.items()}
 @pytest.mark.parametrize("name", sorted(ROWS.values()))
 def test_words_take_linear_time(name: str) -> None:
     for kind, text in HOSTILE.items():
-        start = time.perf_counter()
+        start = time.process_time()
         OURS[name].pre_tokenize_str(text)
-        assert time.perf_counter() - start < 4, kind
+        assert time.process_time() - start < 4, kind

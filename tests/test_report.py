@@ -161,8 +161,7 @@ const timer = setInterval(() => {{
 </script>"""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [400, 1600])
+@pytest.mark.parametrize(("width", "scheme"), [(400, "dark"), (1600, "light")])
 def test_in_a_browser(folder: Path, tmp_path: Path, width: int, scheme: str) -> None:
     """Nothing on the console, all charts drawn inside the page, no network, both schemes."""
     page = html.escape((folder / "report.html").read_text(), quote=True)

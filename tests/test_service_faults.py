@@ -257,5 +257,5 @@ def test_a_second_signal_ends_at_once() -> None:
             service.process.terminate()
             service.wait_for("draining")
             service.process.terminate()
-            assert service.end(2) == 143
+            assert service.end(5) == 143
             service.check_gone()

@@ -27,7 +27,6 @@ def test_it_computes_the_same_and_counts_the_same(model: Path) -> None:
     assert alone["tokens"] == apart["tokens"]
     for name in ("requests", "hits", "misses", "bytes_read", "bytes_over_read", "evictions"):
         assert alone["experts"][name] == apart["experts"][name], name
-    assert alone["timings"]["coordination_s"] <= apart["timings"]["coordination_s"]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

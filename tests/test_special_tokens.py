@@ -54,6 +54,6 @@ def test_split_special_of_any_text(text: str, special: list[str]) -> None:
 def test_splitting_takes_linear_time() -> None:
     special = {f"<|reserved_{index:04}|>": index for index in range(1000)}
     text = "a".join(special) * 30
-    start = time.perf_counter()
+    start = time.process_time()
     assert len(split_special(text, special)) == 30 * 1999
-    assert time.perf_counter() - start < 4
+    assert time.process_time() - start < 4

@@ -145,9 +145,9 @@ def test_merging_takes_linear_time(text: str) -> None:
     words_of_one = tuple(text * n for n in (2, 4, 8, 16))
     tokenizer = build_tokenizer(byte_pair_metadata(words=words_of_one, pre="qwen2"), PATH)
     long = text * ((1 << 18) // len(text.encode()))
-    start = time.perf_counter()
+    start = time.process_time()
     ids = tokenizer.encode(long, add_special=False, parse_special=True)
-    assert time.perf_counter() - start < 4
+    assert time.process_time() - start < 4
     assert tokenizer.decode(ids) == long
 
 

@@ -46,6 +46,7 @@ class WorkerParent:
         pool_fd: int | None,
         *,
         folder: Path | None = None,
+        sockets: Path = Path("/tmp"),
         cores: tuple[int, ...] = (),
         reader: str = "auto",
         prefix: Sequence[str] = (),
@@ -53,7 +54,7 @@ class WorkerParent:
         **changes: Any,
     ) -> None:
         self.settings = IoSettings(tuple(files), reader, 2, False)
-        self.directory = make_socket_directory([Path("/tmp")])
+        self.directory = make_socket_directory([sockets])
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         endpoint = endpoint_in(self.directory)
         self.link = pair_socket(self._context, endpoint, bind=True)

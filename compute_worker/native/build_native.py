@@ -9,7 +9,10 @@ The extension is optional: without a compiler the install goes on with a message
 runs on the numpy references.
 """
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import cffi
 from setuptools.command.build_ext import build_ext
@@ -19,7 +22,7 @@ MODULE = "compute_worker.native._kernels"
 
 
 class BuildKernels(build_ext):  # type: ignore[misc]  # setuptools has no types
-    """setuptools' command, with the one source that cffi writes."""
+    """setuptools' command, with the one source that cffi writes, and a compiler on every core."""
 
     def build_extensions(self) -> None:
         """Write the source, then compile all of them."""
@@ -27,6 +30,15 @@ class BuildKernels(build_ext):  # type: ignore[misc]  # setuptools has no types
         ffi.cdef(declarations())
         ffi.set_source(MODULE, '#include "api.h"')
         ffi.emit_c_code(str(HERE / "_kernels.c"))
+        compile_some = self.compiler.compile
+
+        def compile_all(sources: list[str], **options: Any) -> list[str]:
+            # setuptools compiles the sources of one extension one after the other
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                objects = pool.map(lambda source: compile_some([source], **options), sources)
+                return [path for paths in objects for path in paths]
+
+        self.compiler.compile = compile_all
         super().build_extensions()
 
 

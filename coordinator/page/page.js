@@ -424,8 +424,15 @@ function trouble(text) {
   if (at("trouble").textContent !== text) at("trouble").textContent = text;
 }
 
+let nextPoll = 0;
+
+function pollAfter(milliseconds) {
+  clearTimeout(nextPoll); // one turn at a time, also where a key came in the middle of it
+  nextPoll = setTimeout(poll, milliseconds);
+}
+
 async function poll() {
-  if (document.hidden) { setTimeout(poll, POLL_MS); return; }
+  if (document.hidden) { pollAfter(POLL_MS); return; }
   try {
     const answer = await fetch("status.json", { headers: headers(), signal: AbortSignal.timeout(10_000) });
     at("key-form").hidden = answer.status !== 401;
@@ -442,7 +449,7 @@ async function poll() {
     at("state").className = "badge lost";
     trouble(`The service does not answer (${error.message}); asking again.`);
   }
-  setTimeout(poll, at("key-form").hidden ? POLL_MS : 10 * POLL_MS);
+  pollAfter(at("key-form").hidden ? POLL_MS : 10 * POLL_MS);
 }
 
 at("key-form").addEventListener("submit", (event) => {
@@ -451,6 +458,7 @@ at("key-form").addEventListener("submit", (event) => {
   sessionStorage.setItem("key", key);
   at("key").value = "";
   at("key-form").hidden = true;
+  pollAfter(0);
 });
 
 // Trying a prompt
