@@ -11,20 +11,22 @@ from coordinator.served_layer import ServedLayer
 from coordinator.slots import Slot, SlotState, SlotTable
 
 
-def coming(slots: SlotTable, layer: ServedLayer) -> list[Slot]:
+def coming(slots: SlotTable, reads: ReadDispatch, layer: ServedLayer) -> list[Slot]:
     """Slots that experts of the layer are being read into, noted in `layer`; none where nothing
     counts before a whole layer is there. What a dying reader fills is filled again: not these."""
     if layer.rest:
         return []
     found = [slots.find((layer.need.layer, expert)) for expert in sorted(layer.missing)]
-    there = [slot for slot in found if slot and slot.state is SlotState.LOADING]
+    loading = [slot for slot in found if slot and slot.state is SlotState.LOADING]
+    there = [slot for slot in loading if reads.compute_hears_of(slot.lease)]
     layer.on_the_way = frozenset(slot.lease for slot in there)
     return there
 
 
 def note_used(slot: Slot, slots: SlotTable, reads: ReadDispatch, layer: ServedLayer | None) -> None:
-    """Compute has what the slot is being filled with, so it is filled."""
-    if slot.state is not SlotState.LOADING or slot.key is None:
+    """Compute has what the slot is being filled with, so it is filled: a reader gives its notice
+    when it is done with the slot, also one that is being killed since."""
+    if slot.state not in (SlotState.LOADING, SlotState.CONDEMNED) or slot.key is None:
         return
     reads.used(slot.lease)
     slots.ready(slot)

@@ -26,6 +26,7 @@ class ReadDispatch:
         self._readers: dict[str, _Reader] = {}
         self._queue: deque[SlabRead] = deque()
         self._used: dict[SlotLease, str] = {}  # compute had them before we heard: of which reader
+        self._unheard: set[SlotLease] = set()  # of these a compute worker may hear that is dead
 
     @property
     def n_queued(self) -> int:
@@ -62,7 +63,9 @@ class ReadDispatch:
         """A reader is gone; returns what it leaves unanswered."""
         reader = self._readers.pop(name, None)
         self._used = {lease: own for lease, own in self._used.items() if own != name}
-        return list(reader.reading.values()) if reader else []
+        left = list(reader.reading.values()) if reader else []
+        self._unheard.difference_update(read.lease for read in left)
+        return left
 
     def push(self, reads: Iterable[SlabRead]) -> None:
         """Queue reads behind all others."""
@@ -100,7 +103,17 @@ class ReadDispatch:
         if reader is None or told is None or told.lease != lease:
             return False
         del reader.reading[lease.slot]
+        self._unheard.discard(lease)
         return True
+
+    def compute_died(self) -> None:
+        """Who comes after it never hears what the readers told it of reads that are under way."""
+        for reader in self._readers.values():
+            self._unheard.update(read.lease for read in reader.reading.values())
+
+    def compute_hears_of(self, lease: SlotLease) -> bool:
+        """Whether the reader's notice reaches the compute worker that runs."""
+        return lease not in self._unheard
 
     def used(self, lease: SlotLease) -> None:
         """Strike off a read that compute knows to be over, and expect its answer all the same."""

@@ -110,7 +110,7 @@ class Residency:
             self._placement.touch((need.layer, use.expert), self.n_needs, use.n_tokens)
         loading = self._take_slots(layer, hits, misses)
         self._note_evictions()
-        grant = self._grants.first(layer, hits, coming(self.slots, layer))
+        grant = self._grants.first(layer, hits, coming(self.slots, self._reads, layer))
         if grant.standing:
             for slot in hits:
                 self.slots.unpin(slot)
@@ -149,16 +149,18 @@ class Residency:
 
     def _release(self, released: tuple[SlotLease, ...]) -> None:
         for lease in released:
-            slot = self.slots.current(lease)
+            slot = self.slots.holder(lease)
             if slot is not None:  # else its step was aborted since
-                note_used(slot, self.slots, self._reads, self._layer)
+                if slot.lease == lease:
+                    note_used(slot, self.slots, self._reads, self._layer)
                 self.slots.unpin(slot)
                 self._hand_over(slot)
 
     def _hand_over(self, slot: Slot) -> None:
         """Fill a slot that came free with the expert that waits for it, if one does."""
         layer = self._layer
-        expert = layer.next_into(slot) if layer and slot.pins == 0 else None
+        is_free = slot.pins == 0 and slot.state not in UNDER_WAY
+        expert = layer.next_into(slot) if layer and is_free else None
         if layer and expert is not None:
             self._placement.take_over(slot, (layer.need.layer, expert))
             self.slots.pin(slot)
@@ -266,6 +268,7 @@ class Residency:
 
     def compute_died(self) -> list[Action]:
         """Nothing is granted any more. The pool stays; what compute had is read again."""
+        self._reads.compute_died()
         lost = self._adoption.compute_died()
         return self.abort_layer() + self.preload(lost)
 

@@ -4,14 +4,16 @@
                        |                 +---drop---> FREE
                        +--fail----> FREE
                        +--condemn-> CONDEMNED --lease again--> LOADING   (its worker was reaped)
+                                        +-------ready------> READY     (it had told compute before)
     READY --lease again--> LOADING                                       (something wrote over it)
     FREE --retire--> RETIRED --restore--> FREE                           (memory given back)
     READY --adopt--> ADOPTED --drop--> FREE           (compute has a copy of its own: `adoption`)
                         +------keep--> READY          (or has no memory for one)
 
 A slot is written only while LOADING or CONDEMNED. CONDEMNED means that its worker was told to die
-but may still write; only the worker's confirmed death ends that, never a timeout: a generation
-stops a late answer, not a late write. Every lease raises the generation.
+but may still write; only its confirmed death ends that, or its own word to compute that the slab is
+whole, never a timeout: a generation stops a late answer, not a late write. Every lease raises the
+generation.
 
 This module knows neither policy nor messages.
 """
@@ -44,6 +46,7 @@ _LEGAL = {
     (SlotState.CONDEMNED, "lease again"): SlotState.LOADING,
     (SlotState.READY, "lease again"): SlotState.LOADING,
     (SlotState.LOADING, "ready"): SlotState.READY,
+    (SlotState.CONDEMNED, "ready"): SlotState.READY,
     (SlotState.LOADING, "fail"): SlotState.FREE,
     (SlotState.LOADING, "condemn"): SlotState.CONDEMNED,
     (SlotState.READY, "drop"): SlotState.FREE,
@@ -67,6 +70,7 @@ class Slot:
     slot_class: int
     state: SlotState = SlotState.FREE
     generation: int = 0
+    since: int = 0  # the generation from which on it is for this key
     key: Key | None = None
     pins: int = 0
 
@@ -103,6 +107,14 @@ class SlotTable:
         slot = self.slots[lease.slot]
         return slot if slot.generation == lease.generation else None
 
+    def holder(self, lease: SlotLease) -> Slot | None:
+        """The slot of a lease, also where it was filled again with the same key since."""
+        if lease.slot >= len(self.slots):
+            return None
+        slot = self.slots[lease.slot]
+        same = slot.key is not None and slot.since <= lease.generation <= slot.generation
+        return slot if same else None
+
     def take_free(self, slot_class: int) -> Slot | None:
         """The free slot with the smallest number of a class, still free; None without one."""
         free = self._free[slot_class]
@@ -133,6 +145,7 @@ class SlotTable:
         self._detach(slot)
         slot.key = key
         slot.generation += 1
+        slot.since = slot.generation
         self._of_key[key] = slot
         self._n_of_layer[key[0]] += 1
         return evicted

@@ -131,6 +131,7 @@ class World:
         self.n_slots = n_slots
         self.adopts = rng.random() < 0.6
         self.compute: Compute | None = Compute()
+        self.unread: list[SlabNotice] = []  # in the pipe while there is no compute worker
         self.readers: dict[str, Reader | None] = dict.fromkeys(
             f"io{number}" for number in range(rng.randint(1, 3))
         )
@@ -182,6 +183,8 @@ class World:
         slots = self.core.residency.slots
         for lease in self.compute.in_use():
             if lease in self.compute.early:  # in any state, but nothing else is read into it
+                if any(isinstance(message, Abort) for message in self.compute.inbox):
+                    continue  # the slot could not be read again: what is computed counts nothing
                 assert slots.slots[lease.slot].key == self.compute.early[lease]
                 continue
             slot = slots.current(lease)
@@ -269,8 +272,8 @@ class World:
         reader = found[1]
         lease = reader.reads.pop(self.rng.randrange(len(reader.reads))).lease
         reader.late.append(SlabsReady(lease, 1, 2, SLAB_BYTES, 0, noticed=True))
-        if self.compute is not None:
-            self.compute.inbox.append(SlabNotice(lease, ReadSpan(1, 2)))
+        notice = SlabNotice(lease, ReadSpan(1, 2))
+        (self.compute.inbox if self.compute is not None else self.unread).append(notice)
         return True
 
     def a_read_fails(self) -> bool:
@@ -315,6 +318,8 @@ class World:
             self.handle(ReaderReady(name, CREDIT))
         elif self.compute is None:
             self.compute = Compute()
+            self.compute.inbox.extend(self.unread)
+            self.unread.clear()
             self.handle(ComputeReady(self.adopts))
         else:
             return False
@@ -354,7 +359,8 @@ class World:
                 self._granted(compute, grant)
             case SlabNotice(lease):
                 compute.told.add(lease)
-                self._landed(compute, [lease])
+                if compute.step is not None and compute.wanted:
+                    self._landed(compute, [lease])
             case Abort(number):
                 if compute.step is not None and compute.step.step == number:
                     self._end_step(compute, cancelled=True)
@@ -431,8 +437,6 @@ class World:
 
     def _landed(self, compute: Compute, leases: list[SlotLease]) -> None:
         """What was on its way and is there is computed; then the next layer."""
-        if compute.step is None or not compute.wanted:
-            return
         for lease in compute.told.intersection(leases):
             expert = compute.on_the_way.pop(lease, None)
             if expert in compute.wanted:
