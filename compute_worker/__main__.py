@@ -66,9 +66,7 @@ class SocketLink:
         self._reads: ReadQueue | None = None
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
-        self._notice_fd = arguments.notice_fd
-        if self._notice_fd is not None:
-            self._poller.register(self._notice_fd, zmq.POLLIN)
+        self._notice_fd: int | None = None
         self._notices: deque[SlabNotice] = deque()
         self._n_received = 0
 
@@ -76,6 +74,11 @@ class SocketLink:
         """From now on `ReadSlabs` goes to this queue."""
         self._reads = queue
         self._poller.register(queue.completion_fd, zmq.POLLIN)
+
+    def hear_readers(self, notice_fd: int) -> None:
+        """From now on notices come from this pipe, those first that nobody read before."""
+        self._notice_fd = notice_fd
+        self._poller.register(notice_fd, zmq.POLLIN)
 
     def send(self, message: Any) -> None:
         """See `Link`."""
@@ -167,6 +170,8 @@ def live(arguments: ChildArguments, birth: Birth, link: SocketLink) -> int:
         queue = local_queue(settings, pool)
         if queue is not None:
             link.read_locally(queue)
+        if arguments.notice_fd is not None:
+            link.hear_readers(arguments.notice_fd)
         assembled = assemble(settings, pool, link, progress_teller(link))
         if pool is not None and not is_writer and assembled.experts_in.name == "pool":
             pool.populate(writable=False)  # else it is read past the mapping
