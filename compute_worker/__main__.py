@@ -4,6 +4,7 @@ Its whole life: be born, connect, `Hello`, `Welcome`, load the dense weights, `R
 steps until `Stop`. With ``--io-workers 0`` it also reads the slabs that are addressed to it.
 """
 
+import dataclasses
 import json
 import os
 import sys
@@ -34,8 +35,11 @@ from shm.messages import (
     LoadBlocks,
     Progress,
     ReadSlabs,
+    ReadSpan,
     Ready,
     SaveBlocks,
+    SlabNotice,
+    SlabsReady,
     SlotsPunched,
     Step,
     Stop,
@@ -44,6 +48,7 @@ from shm.messages import (
     encode,
     welcomed,
 )
+from shm.notices import take_notices
 from shm.pool import PoolError, PoolMapping
 
 HEARTBEAT_SECONDS = 0.5
@@ -61,13 +66,19 @@ class SocketLink:
         self._reads: ReadQueue | None = None
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
-        self._inbox: deque[Any] = deque()
+        self._notice_fd: int | None = None
+        self._notices: deque[SlabNotice] = deque()
         self._n_received = 0
 
     def read_locally(self, queue: ReadQueue) -> None:
         """From now on `ReadSlabs` goes to this queue."""
         self._reads = queue
         self._poller.register(queue.completion_fd, zmq.POLLIN)
+
+    def hear_readers(self, notice_fd: int) -> None:
+        """From now on notices come from this pipe, those first that nobody read before."""
+        self._notice_fd = notice_fd
+        self._poller.register(notice_fd, zmq.POLLIN)
 
     def send(self, message: Any) -> None:
         """See `Link`."""
@@ -90,9 +101,9 @@ class SocketLink:
     def poll(self) -> Any | None:
         """See `Link`."""
         while True:
-            if self._reads is not None:
-                for completion in self._reads.collect():
-                    self.send(completion)
+            self._look_for_slabs()
+            if self._notices:
+                return self._notices.popleft()
             if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 return None
             message = decode(self._socket.recv())
@@ -106,6 +117,20 @@ class SocketLink:
                     self._local_reads.forget(slots)
                 case _:
                     return message
+
+    def _look_for_slabs(self) -> None:
+        """Slabs that a reader told us of, or that were read in this process."""
+        if self._notice_fd is not None:
+            self._notices.extend(take_notices(self._notice_fd))
+        if self._reads is None:
+            return
+        for completion in self._reads.collect():
+            if isinstance(completion, SlabsReady):
+                span = ReadSpan(completion.start_ns, completion.stop_ns)
+                self._notices.append(SlabNotice(completion.lease, span))
+                self.send(dataclasses.replace(completion, noticed=True))
+            else:
+                self.send(completion)
 
     @property
     def _local_reads(self) -> ReadQueue:
@@ -145,6 +170,8 @@ def live(arguments: ChildArguments, birth: Birth, link: SocketLink) -> int:
         queue = local_queue(settings, pool)
         if queue is not None:
             link.read_locally(queue)
+        if arguments.notice_fd is not None:
+            link.hear_readers(arguments.notice_fd)
         assembled = assemble(settings, pool, link, progress_teller(link))
         if pool is not None and not is_writer and assembled.experts_in.name == "pool":
             pool.populate(writable=False)  # else it is read past the mapping

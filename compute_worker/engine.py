@@ -154,6 +154,7 @@ class Engine:
             waiting.coordination_ns,
             major,
             minor,
+            self._feed.computing_ns,
         )
         released = self._feed.take_released()
         for late in self._feed.take_late():

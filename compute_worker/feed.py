@@ -1,8 +1,9 @@
 """Feeds the forward pass with experts: asks for a layer's, computes them as they are granted.
 
 One `Need` per layer; what is resident is granted at once and computed while the rest is read, in
-one kernel call; each miss is computed as it lands. Outputs are kept per (token, expert) and summed
-in ascending expert id, so the order of arrival never shows in a result.
+one kernel call; each miss is computed as it lands, which its reader tells by a `SlabNotice`.
+Outputs are kept per (token, expert) and summed in ascending expert id, so the order of arrival
+never shows in a result.
 
 This module does not know where slabs come from or who decides. Rule to keep: an expert's bytes are
 touched only between its grant and its release.
@@ -10,11 +11,11 @@ touched only between its grant and its release.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from compute_worker.fed_layer import FedLayer, Waiting
 from compute_worker.forward import group_by_expert
 from compute_worker.kernels import Kernels
 from compute_worker.link import Link
@@ -34,9 +35,9 @@ from shm.messages import (
     Grant,
     Location,
     Need,
-    ReadSpan,
     Release,
     Revoke,
+    SlabNotice,
     SlotLease,
     SlotsLost,
 )
@@ -45,28 +46,8 @@ Now = Callable[[], int]
 Guess = Callable[[int, Floats], tuple[int, ...]]  # (layer, x) -> experts of the next layer
 
 
-class GrantMismatch(Exception):
-    """A grant is for another layer than the one that waits: a fault of ours."""
-
-
 class StepCancelled(Exception):
     """The running step must not go on: its sequence was cancelled or an expert cannot be had."""
-
-
-@dataclass(slots=True)
-class Waiting:
-    """Nanoseconds of one step that compute spent waiting, by reason."""
-
-    disk_ns: int = 0
-    coordination_ns: int = 0
-
-
-@dataclass(slots=True)
-class _Waits:
-    """Waits of one layer, and when its reads were under way."""
-
-    waits: list[tuple[int, int]] = field(default_factory=list)
-    reads: list[ReadSpan] = field(default_factory=list)
 
 
 class ExpertFeed:
@@ -85,6 +66,7 @@ class ExpertFeed:
     ) -> None:
         self.waiting = Waiting()
         self.standing_uses = 0
+        self.computing_ns = 0  # in the kernels of experts, of this step
         self.released: list[SlotLease] = []  # computed, not told yet
         self._link = link
         self._regions = regions
@@ -97,6 +79,7 @@ class ExpertFeed:
         self._standing: dict[int, Addresses] = {}  # layer -> (E, 3)
         self._step: int | None = None  # None: no step runs
         self._recent: npt.NDArray[np.bool_] | None = None
+        self._noticed: dict[int, SlabNotice] = {}  # the last one of each slot
         self._cancelled: set[int] = set()
         self._late: list[Finished | Forget] = []
 
@@ -106,6 +89,7 @@ class ExpertFeed:
         self._recent = recent
         self.waiting = Waiting()
         self.standing_uses = 0
+        self.computing_ns = 0
 
     def end_step(self, *, early: bool) -> None:
         """The step is over: an `Abort` that comes now is late. After an early end the coordinator
@@ -128,7 +112,7 @@ class ExpertFeed:
             case Cancel(request):
                 self._cancelled.add(request)
             case Grant(layer, standing=True):
-                self._stand(layer, message, self._intact(layer, message))
+                self._stand(layer, message, self._intact(layer, message.locations))
             case Adopt():
                 self._adopt(message)
             case Revoke(layers):
@@ -136,6 +120,8 @@ class ExpertFeed:
                     self._standing.pop(layer, None)
                     self._own.drop(layer)
                 self._link.send(Dropped(layers))
+            case SlabNotice(lease):
+                self._noticed[lease.slot] = message
             case Abort(step):
                 if step == self._step:
                     raise StepCancelled
@@ -184,25 +170,21 @@ class ExpertFeed:
     def _compute_granted(
         self, layer: int, pairs: dict[int, Integers], x: Floats, out: Floats
     ) -> None:
-        sent_ns = self._now()
+        fed = FedLayer(layer, self._now())
         uses = self._uses(pairs)
         assert self._step is not None
         self._link.send(Need(self._step, layer, uses, self._guess(layer, x), self.take_released()))
-        timing = _Waits()
         while pairs:
-            grant = self._next_grant(layer, sent_ns, timing)
-            intact = self._intact(layer, grant)
-            mine = [location for location in intact if location.expert in pairs]
-            self._stand(layer, grant, intact)
+            mine = [location for location in self._next_there(fed) if location.expert in pairs]
             if mine:
                 wanted = [pairs.pop(location.expert) for location in mine]
                 self._compute(layer, self._addresses(mine), wanted, x, out)
-            if not grant.standing:
+            if not fed.stands:
                 self.released += [location.lease for location in mine]
-            if grant.n_waiting and self.released:  # somebody waits for these slots: do not delay
+            if fed.n_waiting and self.released:  # somebody waits for these slots: do not delay
                 self._link.send(Release(self.take_released()))
-            sent_ns = self._now()
-        _account(timing, self.waiting)
+            fed.since_ns = self._now()
+        fed.account(self.waiting)
 
     def _uses(self, pairs: dict[int, Integers]) -> tuple[ExpertUse, ...]:
         if self._recent is None:
@@ -215,22 +197,38 @@ class ExpertFeed:
             ]
         )
 
-    def _next_grant(self, layer: int, since_ns: int, timing: _Waits) -> Grant:
+    def _next_there(self, fed: FedLayer) -> list[Location]:
+        """Wait for experts of the layer; those that are there now."""
         while True:
             message = self._link.receive()
-            if isinstance(message, Grant):
-                timing.waits.append((since_ns, self._now()))
-                timing.reads.extend(message.reads)
-                if message.layer != layer:
-                    raise GrantMismatch(f"grant for layer {message.layer}, expected {layer}")
-                return message
-            self.note(message)
+            match message:
+                case Grant(layer=fed.layer) if message.standing or message.step == self._step:
+                    return self._granted(fed, message)
+                case SlabNotice(lease):
+                    self._noticed[lease.slot] = message
+                    landed = fed.landed([lease.slot], self._noticed)
+                    if landed:
+                        fed.end_wait(self._now())
+                        fed.stands = False
+                        return self._intact(fed.layer, landed)
+                case Grant(standing=False):
+                    pass  # its layer is over: an expert that a dying reader told of was read again
+                case _:
+                    self.note(message)
 
-    def _intact(self, layer: int, grant: Grant) -> list[Location]:
+    def _granted(self, fed: FedLayer, grant: Grant) -> list[Location]:
+        fed.end_wait(self._now())
+        fed.granted(grant)
+        intact = self._intact(fed.layer, grant.locations)
+        self._stand(fed.layer, grant, intact)
+        slots = [location.lease.slot for location in grant.on_the_way]
+        return intact + self._intact(fed.layer, fed.landed(slots, self._noticed))
+
+    def _intact(self, layer: int, granted: Sequence[Location]) -> list[Location]:
         """What was granted and is there; the rest is told, and comes again."""
-        intact = [each for each in grant.locations if self._regions.is_intact(layer, each)]
-        if len(intact) < len(grant.locations):
-            lost = tuple([each.lease for each in grant.locations if each not in intact])
+        intact = [each for each in granted if self._regions.is_intact(layer, each)]
+        if len(intact) < len(granted):
+            lost = tuple([each.lease for each in granted if each not in intact])
             self._link.send(SlotsLost(layer, lost))
         return intact
 
@@ -246,24 +244,12 @@ class ExpertFeed:
     def _compute(
         self, layer: int, addresses: Addresses, pairs: list[Integers], x: Floats, out: Floats
     ) -> None:
+        started_ns = time.monotonic_ns()
         shape = self._shapes[layer]
         self._kernels.expert_blocks(shape, addresses, pairs, self._n_active, x, out)
+        self.computing_ns += time.monotonic_ns() - started_ns
 
 
 def _shape(layer: LayerSlabs) -> ExpertShape:
     gate, up, down = layer.gate, layer.up, layer.down
     return ExpertShape(gate.type, up.type, down.type, gate.n_cols, gate.n_rows)
-
-
-def _account(timing: _Waits, waiting: Waiting) -> None:
-    """Split the waits of a layer: disk while one of its reads was under way, else coordination."""
-    merged: list[tuple[int, int]] = []
-    for span in sorted(timing.reads, key=lambda span: span.start_ns):
-        if merged and span.start_ns <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], span.stop_ns))
-        else:
-            merged.append((span.start_ns, span.stop_ns))
-    for start, stop in timing.waits:
-        disk = sum(max(0, min(stop, b) - max(start, a)) for a, b in merged)
-        waiting.disk_ns += disk
-        waiting.coordination_ns += stop - start - disk

@@ -141,13 +141,14 @@ def _places(
             "use a copy on a disk"
         )
     number = disk.number if disk is not None else None
+    slab_bytes = models[0].spec.slabs.mean_slab_bytes
     common = common_of(bench, who, models, disk, comparison)
     places = {}
     for room in who.rooms:
         limits = Limits(room.cap_bytes, bench.disk_bytes_per_second, number)
         settings = {**common["settings"], "cap_bytes": room.cap_bytes, "room_flags": room.flags}
         of_room = {**common, "settings": settings}
-        places[room.name] = Place(bench, room, who.files_of(models), limits, of_room)
+        places[room.name] = Place(bench, room, who.files_of(models), limits, slab_bytes, of_room)
     return places
 
 

@@ -60,7 +60,7 @@ def read_arm(seen: Watched, n_prompt: int) -> Timings:
             started += seconds
         report = {key: record[key] for key in KEPT}
         report["token_time"] = {
-            key: timings[key] for key in ("compute_s", "wait_disk_s", "coordination_s")
+            key: timings[key] for key in ("compute_s", "experts_s", "wait_disk_s", "coordination_s")
         }
         # by Little's law: seconds of all reads ÷ seconds of the run
         in_flight = record["experts"].get("read_s", 0.0) / max(1e-9, sum(timings["token_s"]))

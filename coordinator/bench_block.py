@@ -14,6 +14,7 @@ from coordinator.bench_cache import cached_bytes, drop_cache, drop_files
 from coordinator.bench_cgroup import open_group
 from coordinator.bench_commands import BenchCommand
 from coordinator.bench_group import Limits
+from coordinator.bench_limits import disk_bytes_per_second
 from coordinator.bench_machine import state_of_machine
 from coordinator.bench_process import StopSignals, Watched, run_watched
 from coordinator.bench_rooms import Room
@@ -42,6 +43,7 @@ class Place:
     room: Room
     model_paths: tuple[Path, ...]
     limits: Limits
+    slab_bytes: int  # of an expert, on average
     common: Mapping[str, Any]  # settings, machine, versions: the same in every line
 
 
@@ -72,6 +74,7 @@ def run_block(
         "cache": cache,
         "cached_before": cached_bytes(place.model_paths),
         "before": state_of_machine(),
+        "disk_bytes_per_second": _disk_limit(who, place, stop),
     }
     group = open_group(f"moe-coord-block-{time.monotonic_ns()}", place.limits)
     try:
@@ -103,6 +106,13 @@ def run_block(
         record["error"] = str(error)
     record.update(place.common)
     return record
+
+
+def _disk_limit(who: Participant, place: Place, stop: StopSignals) -> float | None:
+    """Measured where it was asked for: a peer does not tell its compute times, which go with it."""
+    if not place.bench.limits or who.kind != "moe-coord":
+        return None
+    return disk_bytes_per_second(str(place.model_paths[0]), place.slab_bytes, place.limits, stop)
 
 
 def _cache_before(place: Place) -> str:

@@ -124,6 +124,11 @@ class BenchCommand:
         False, "--keep-cache", None, WHERE, "do not drop the page cache before each block"
     )
 
+    limits: bool = flag(
+        False, "--limits", None, WHERE,
+        "measure the disk before each block of ours, and say which share of what disk and cores "
+        "allow it reached",
+    )  # fmt: skip
     niceness: int | None = flag(
         None, "--nice", integer(-20, 19), WHERE,
         "priority of the blocks; -20 keeps the cores for them on a machine that others use",

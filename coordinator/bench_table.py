@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from coordinator.bench_limits import shares
 from coordinator.bench_records import Record, by_round
 from coordinator.bench_rooms import WHOLE_MACHINE
 from coordinator.bench_statistics import Ratio, median, paired_ratio
@@ -11,6 +12,8 @@ HEAD = (
     "arm", "blocks", "tokens/s", "ratio [95 %]", "prompt tokens/s", "ratio [95 %]",
     "MB/token", "ratio", "peak MiB", "limit hits",
 )  # fmt: skip
+SHARES = ("of serial limit", "of overlapped limit")  # see `bench_limits`
+KEYS_OF_SHARES = ("serial", "overlapped")
 NOTHING = "–"
 SMALLEST_BYTES = 100_000  # per token; a ratio to less says nothing
 
@@ -35,7 +38,10 @@ def block_line(record: Record, n_done: int, n_all: int | None) -> str:
 def table(records: Sequence[Record], arms: Sequence[str], reference: str) -> str:
     """Medians of each arm and its paired ratios to the reference."""
     rows = [HEAD, *table_rows(records, arms, reference)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
+    if any(shares(record) for record in records):
+        of_limits = [SHARES, *(_share_cells(records, arm) for arm in arms)]
+        rows = [(*row, *more) for row, more in zip(rows, of_limits, strict=True)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "  ".join(
             text.ljust(width) if column == 0 else text.rjust(width)
@@ -52,6 +58,13 @@ def table_rows(
 ) -> list[tuple[str, ...]]:
     """The cells below `HEAD`, a row per arm."""
     return [_row(records, arm, reference) for arm in arms]
+
+
+def _share_cells(records: Sequence[Record], arm: str) -> tuple[str, ...]:
+    """Medians of the shares of both limits."""
+    found = [shares(record) for record in records if record["arm"] == arm]
+    medians = [median([each[key] if each else None for each in found]) for key in KEYS_OF_SHARES]
+    return tuple(NOTHING if share is None else f"{share:.2f}" for share in medians)
 
 
 def _row(records: Sequence[Record], arm: str, reference: str) -> tuple[str, ...]:

@@ -25,7 +25,6 @@ from coordinator.cores import usable_cores
 from coordinator.engine import EngineError
 from coordinator.machine import read_machine
 from io_worker.model_file import open_model
-from io_worker.slabs import SlabTable
 
 N_WARM_UP, N_TOKENS = 16, 48
 PROMPT = (5, 77, 300, 11)
@@ -44,7 +43,7 @@ def run_ceiling(command: CeilingCommand) -> int:
     spec = resolve(open_model(command.model))
     record: Record = {
         "model": str(command.model),
-        "slab_bytes": slab_bytes(spec.slabs),
+        "slab_bytes": spec.slabs.mean_slab_bytes,
         "token_cycle_bytes": token_cycle_bytes(spec),
         "token_bytes": token_bytes(spec),
     }
@@ -78,11 +77,6 @@ def _keep(folder: Path, record: Record) -> None:
     write_csv(folder / "ceiling.csv", ("way", "order", "reads_in_flight", "gb_per_s"), rows)
     with stop_signals() as stop:
         draw_report(folder, stop)
-
-
-def slab_bytes(slabs: SlabTable) -> int:
-    """Mean bytes of a slab: the size at which the disk is asked."""
-    return sum(layer.slab_bytes for layer in slabs.layers) // len(slabs.layers)
 
 
 def token_bytes(spec: ModelSpec) -> int:

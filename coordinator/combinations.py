@@ -155,7 +155,7 @@ def _with_reader(config: Config, given: frozenset[str]) -> Config:
                 f"--reader {config.reader}, which leaves the experts to the page cache; drop "
                 f"{flag} or --reader"
             )
-    if config.only_faults and config.prefetch != "off":
+    if config.only_faults and config.prefetch not in ("auto", "off"):
         raise ConfigError(
             "--prefetch: expected something that reads, found --reader mmap in compute itself, "
             "which only faults; use --io-workers 1, or drop --prefetch"

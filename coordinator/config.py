@@ -151,9 +151,9 @@ class Config:
         "which experts stay when the pool is full",
     )  # fmt: skip
     prefetch: str = flag(
-        "off", "--prefetch", choice("off", "previous-token", "router"), READING,
+        "auto", "--prefetch", choice("auto", "off", "previous-token", "router"), READING,
         "read the next layer's likely experts while the disk idles; goes to sleep where it does "
-        "not pay",
+        "not pay; auto: router, where reads run beside the kernels",
     )  # fmt: skip
     usage: Path | None = flag(
         None, "--usage", PATH, READING, "start from the use counts in this file and save them there"

@@ -7,6 +7,7 @@ there: nothing of it is ever evicted, so it is granted as a whole once and needs
 from collections.abc import Sequence, Set
 
 from coordinator.geometry import PoolGeometry
+from coordinator.served_layer import ServedLayer
 from coordinator.slots import Key, Slot, SlotState, SlotTable
 from shm.messages import Grant, Location, ReadSpan
 
@@ -24,17 +25,22 @@ class Grants:
         self.resize(geometry.slots_of_class, set())
 
     def note_ready(self, slot: Slot) -> None:
-        """A slab lies in its slot now."""
+        """A slab lies in its slot now, or will."""
         self._locations[slot.number] = self._geometry.location(slot)
 
-    def first(self, layer: int, hits: list[Slot], n_waiting: int) -> Grant:
-        """The answer to a `Need`: its hits, or the whole layer if it stands from now on."""
+    def first(self, served: ServedLayer, hits: list[Slot], on_the_way: list[Slot]) -> Grant:
+        """The answer to a `Need`: its hits and what is on its way to it, or the whole layer if it
+        stands from now on."""
+        layer, step = served.need.layer, served.need.step
         found = self._whole(layer)
         if found is not None:
             self.standing.add(layer)
             return found
         self.standing.discard(layer)  # it stood, but compute could not keep that: a slot was lost
-        return Grant(layer, self.locations_of(hits), (), n_waiting, False)
+        for slot in on_the_way:
+            self.note_ready(slot)  # it lies where it will lie
+        found_there, coming = self.locations_of(hits), self.locations_of(on_the_way)
+        return Grant(layer, found_there, (), served.n_waiting, False, step, coming)
 
     def stand(self, layer: int) -> Grant | None:
         """The standing grant of a layer that may stand from now on and did not before."""
@@ -53,9 +59,10 @@ class Grants:
             return None
         return Grant(layer, self.locations_of(ready), (), 0, True)
 
-    def of_read(self, layer: int, slot: Slot, span: ReadSpan, n_waiting: int) -> Grant:
+    def of_read(self, served: ServedLayer, slot: Slot, span: ReadSpan) -> Grant:
         """One expert that a layer waited for."""
-        return Grant(layer, self.locations_of([slot]), (span,), n_waiting, False)
+        layer, step = served.need.layer, served.need.step
+        return Grant(layer, self.locations_of([slot]), (span,), served.n_waiting, False, step)
 
     def resize(self, slots_of_class: Sequence[int], stays: Set[int]) -> tuple[int, ...]:
         """Classes have so many slots from now on; returns the layers whose standing grant ends.

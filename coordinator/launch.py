@@ -54,6 +54,7 @@ class ChildSpec:
     file_fds: tuple[int, ...]
     other_fds: tuple[int, ...]
     settings: bytes
+    notice_fd: int | None = None  # its end of the pipe of `shm.notices`
     decode: Callable[[bytes], Any] = decode  # of what it sends
 
 
@@ -136,16 +137,17 @@ def start_child(context: Context, spec: ChildSpec, now_ns: int) -> Child:
         pool_fd=spec.pool_fd,
         layout=spec.layout,
         file_fds=spec.file_fds,
+        notice_fd=spec.notice_fd,
     )
     command = [sys.executable, "-P", "-m", spec.module, encode_arguments(arguments)]
-    pool_fds = () if spec.pool_fd is None else (spec.pool_fd,)
+    shared_fds = [fd for fd in (spec.pool_fd, spec.notice_fd) if fd is not None]
     try:
         with _signals_held_back():
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # standard output is for generated text only
-                pass_fds=(*pool_fds, *spec.file_fds, *spec.other_fds),
+                pass_fds=(*shared_fds, *spec.file_fds, *spec.other_fds),
                 env={**os.environ, **ONE_THREAD},
             )
     except BaseException as error:

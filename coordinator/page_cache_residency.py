@@ -107,7 +107,7 @@ class PageCacheResidency:
         self._score_guesses(need.layer, experts)
         self.prefetch.handle_need(need, self.geometry.next_layer(need.layer))
         if not self._warms:
-            return [ToCompute(self._grant_at_once(need.layer, experts))]
+            return [ToCompute(self._grant_at_once(need, experts))]
         self._need, self._missing = need, experts
         self._warm((need.layer, expert) for expert in sorted(experts))
         return self._reads.dispatch() + self._warm_guesses()
@@ -120,12 +120,13 @@ class PageCacheResidency:
         """See `Residency`: there are no slots to lose."""
         raise AssertionError(f"no slot can be lost: {lost}")
 
-    def _grant_at_once(self, layer: int, experts: set[int]) -> Grant:
+    def _grant_at_once(self, need: Need, experts: set[int]) -> Grant:
         """The whole layer for good: no message is needed after it."""
+        layer = need.layer
         if self._standing_grants:
             experts = set(range(self.geometry.n_experts))
         found = [self._location((layer, expert)) for expert in sorted(experts)]
-        return Grant(layer, tuple(found), (), 0, self._standing_grants)
+        return Grant(layer, tuple(found), (), 0, self._standing_grants, need.step)
 
     def _score_guesses(self, layer: int, experts: set[int]) -> None:
         wasted = [key for key in self._guesses if key[0] == layer and key[1] not in experts]
@@ -161,9 +162,10 @@ class PageCacheResidency:
         self.counters.read_ns += ready.stop_ns - ready.start_ns
         actions: list[Action] = []
         if self._is_awaited(key):
+            assert self._need is not None
             self._missing.remove(key[1])
             span = ReadSpan(ready.start_ns, ready.stop_ns)
-            grant = Grant(key[0], (self._location(key),), (span,), 0, False)
+            grant = Grant(key[0], (self._location(key),), (span,), 0, False, self._need.step)
             actions.append(ToCompute(grant))
         return actions + self._reads.dispatch() + self._warm_guesses()
 

@@ -25,6 +25,8 @@ class ReadDispatch:
     def __init__(self) -> None:
         self._readers: dict[str, _Reader] = {}
         self._queue: deque[SlabRead] = deque()
+        self._used: dict[SlotLease, str] = {}  # compute had them before we heard: of which reader
+        self._unheard: set[SlotLease] = set()  # of these a compute worker may hear that is dead
 
     @property
     def n_queued(self) -> int:
@@ -60,7 +62,10 @@ class ReadDispatch:
     def remove_reader(self, name: str) -> list[SlabRead]:
         """A reader is gone; returns what it leaves unanswered."""
         reader = self._readers.pop(name, None)
-        return list(reader.reading.values()) if reader else []
+        self._used = {lease: own for lease, own in self._used.items() if own != name}
+        left = list(reader.reading.values()) if reader else []
+        self._unheard.difference_update(read.lease for read in left)
+        return left
 
     def push(self, reads: Iterable[SlabRead]) -> None:
         """Queue reads behind all others."""
@@ -98,6 +103,31 @@ class ReadDispatch:
         if reader is None or told is None or told.lease != lease:
             return False
         del reader.reading[lease.slot]
+        self._unheard.discard(lease)
+        return True
+
+    def compute_died(self) -> None:
+        """Who comes after it never hears what the readers told it of reads that are under way."""
+        for reader in self._readers.values():
+            self._unheard.update(read.lease for read in reader.reading.values())
+
+    def compute_hears_of(self, lease: SlotLease) -> bool:
+        """Whether the reader's notice reaches the compute worker that runs."""
+        return lease not in self._unheard
+
+    def used(self, lease: SlotLease) -> None:
+        """Strike off a read that compute knows to be over, and expect its answer all the same."""
+        for name, reader in self._readers.items():
+            told = reader.reading.get(lease.slot)
+            if told is not None and told.lease == lease:
+                del reader.reading[lease.slot]
+                self._used[lease] = name
+
+    def was_used(self, name: str, lease: SlotLease) -> bool:
+        """Whether this answer is the one that was still expected."""
+        if self._used.get(lease) != name:
+            return False
+        del self._used[lease]
         return True
 
     def check(self) -> None:

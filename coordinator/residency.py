@@ -19,6 +19,7 @@ from coordinator.actions import Action, RequestsFailed, StopWith, ToCompute
 from coordinator.adoption import Adoption, Moved
 from coordinator.geometry import ExpertCounters, PoolGeometry, ResizeCounters
 from coordinator.grants import Grants
+from coordinator.noticed import coming, note_used
 from coordinator.placement import Placement
 from coordinator.policies import Key, Policy
 from coordinator.prefetch import Prefetch
@@ -96,6 +97,7 @@ class Residency:
     def handle_need(self, need: Need) -> list[Action]:
         """Grant what is there, ask for the rest."""
         self._release(need.released)
+        self.slots.unpin_all()  # what was granted twice is given back once
         self.n_needs += 1
         self._layer = layer = ServedLayer(need)
         uses = layer.uses_in_order()
@@ -108,7 +110,7 @@ class Residency:
             self._placement.touch((need.layer, use.expert), self.n_needs, use.n_tokens)
         loading = self._take_slots(layer, hits, misses)
         self._note_evictions()
-        grant = self._grants.first(need.layer, hits, layer.n_waiting)
+        grant = self._grants.first(layer, hits, coming(self.slots, self._reads, layer))
         if grant.standing:
             for slot in hits:
                 self.slots.unpin(slot)
@@ -147,15 +149,18 @@ class Residency:
 
     def _release(self, released: tuple[SlotLease, ...]) -> None:
         for lease in released:
-            slot = self.slots.current(lease)
+            slot = self.slots.holder(lease)
             if slot is not None:  # else its step was aborted since
+                if slot.lease == lease:
+                    note_used(slot, self.slots, self._reads, self._layer)
                 self.slots.unpin(slot)
                 self._hand_over(slot)
 
     def _hand_over(self, slot: Slot) -> None:
         """Fill a slot that came free with the expert that waits for it, if one does."""
         layer = self._layer
-        expert = layer.next_into(slot) if layer and slot.pins == 0 else None
+        is_free = slot.pins == 0 and slot.state not in UNDER_WAY
+        expert = layer.next_into(slot) if layer and is_free else None
         if layer and expert is not None:
             self._placement.take_over(slot, (layer.need.layer, expert))
             self.slots.pin(slot)
@@ -163,6 +168,8 @@ class Residency:
 
     def handle_lost(self, lost: SlotsLost) -> list[Action]:
         """Something wrote over slots: they are filled again with what they should hold."""
+        for slot in filter(None, map(self.slots.current, lost.lost)):
+            note_used(slot, self.slots, self._reads, self._layer)
         again = read_again(lost, self.slots, self._layer)
         self._reads.push_front([self.geometry.read_of(slot) for slot in again])
         self.counters.slots_lost += len(again)
@@ -172,6 +179,9 @@ class Residency:
 
     def handle_ready(self, name: str, ready: SlabsReady) -> list[Action]:
         """A slab lies in its slot: grant it if a layer waits for it."""
+        if self._reads.was_used(name, ready.lease):
+            self.counters.add_read(ready)
+            return self._reads.dispatch() + self._read_guesses()
         slot = self._answered(name, ready.lease)
         if slot is None:
             return []
@@ -182,13 +192,12 @@ class Residency:
         actions: list[Action] = []
         if layer and slot.key is not None and layer.need.layer == slot.key[0]:
             arrived = layer.arrived(slot, ready)
-            actions = self._granted(layer, arrived)
+            actions = [] if layer.hears_of(ready) else self._granted(layer, arrived)
         self._hand_over(slot)
         return actions + self._reads.dispatch() + self._read_guesses()
 
     def _granted(self, layer: ServedLayer, arrived: list[Arrival]) -> list[Action]:
-        number, n_waiting, of_read = layer.need.layer, layer.n_waiting, self._grants.of_read
-        return [ToCompute(of_read(number, slot, span, n_waiting)) for slot, span in arrived]
+        return [ToCompute(self._grants.of_read(layer, slot, span)) for slot, span in arrived]
 
     def handle_failed(self, name: str, failed: ReadFailed) -> list[Action]:
         """A slab cannot be read: the step that waits for it ends, the engine goes on."""
@@ -236,8 +245,7 @@ class Residency:
         """
         if layer := self._layer:
             self._placement.forget_followers(layer.need.layer, layer.takes_over, self.n_needs)
-        for slot in self.slots.slots:
-            slot.pins = 0
+        self.slots.unpin_all()
         return self._step_over()
 
     def compute_ready(self, *, adopts: bool) -> None:
@@ -260,6 +268,7 @@ class Residency:
 
     def compute_died(self) -> list[Action]:
         """Nothing is granted any more. The pool stays; what compute had is read again."""
+        self._reads.compute_died()
         lost = self._adoption.compute_died()
         return self.abort_layer() + self.preload(lost)
 

@@ -91,6 +91,7 @@ def resolve(
         pin_cores=is_pinned,
         core_plan=str(plan_cores(config.core_plan, machine.cores)) if is_pinned else None,
         policy=policy if config.has_pool else "none",
+        prefetch=_prefetch(config),
         drop_cache=drop_cache,
         dense="mapped" if plan.maps_dense else "anonymous",
         experts_in=experts_in(config, plan, model),
@@ -105,6 +106,14 @@ def resolve(
 def spare_bytes(machine: Machine, plan: MemoryPlan) -> int:
     """Memory beside the plan that nobody uses: room for a second cache."""
     return max(0, machine.memory.n_bytes - plan.total_bytes)
+
+
+def _prefetch(config: Config) -> str:
+    """With a trace the hits stay what `moe-coord replay` counts, which knows no guesses."""
+    if config.prefetch != "auto":
+        return config.prefetch
+    reads_aside = config.has_pool and config.io_workers + config.io_threads > 0
+    return "router" if reads_aside and config.trace is None else "off"
 
 
 def _kv_type(config: Config) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from coordinator.placement import Queues
 from coordinator.slots import Slot
-from shm.messages import ExpertUse, Need, ReadSpan, SlabsReady
+from shm.messages import ExpertUse, Need, ReadSpan, SlabsReady, SlotLease
 
 Arrival = tuple[Slot, ReadSpan]  # a slab that was read, and when
 
@@ -22,6 +22,7 @@ class ServedLayer:
     held: list[Arrival] = field(default_factory=list)  # read, waiting for the rest
     takes_over: Queues = field(default_factory=dict)
     n_waiting: int = 0  # experts in `takes_over`
+    on_the_way: frozenset[SlotLease] = frozenset()  # granted with the hits: a notice is enough
     times_lost: Counter[int] = field(default_factory=Counter)  # by expert, of granted slots
 
     @property
@@ -58,6 +59,10 @@ class ServedLayer:
             return []
         granted, self.held = self.held, []
         return granted
+
+    def hears_of(self, ready: SlabsReady) -> bool:
+        """Whether compute needs no grant for this: its reader told it, and it knew the place."""
+        return ready.noticed and ready.lease in self.on_the_way
 
     def next_into(self, slot: Slot) -> int | None:
         """The expert that takes over a slot which is free now; it is missing from here on."""

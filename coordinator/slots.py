@@ -4,14 +4,16 @@
                        |                 +---drop---> FREE
                        +--fail----> FREE
                        +--condemn-> CONDEMNED --lease again--> LOADING   (its worker was reaped)
+                                        +-------ready------> READY     (it had told compute before)
     READY --lease again--> LOADING                                       (something wrote over it)
     FREE --retire--> RETIRED --restore--> FREE                           (memory given back)
     READY --adopt--> ADOPTED --drop--> FREE           (compute has a copy of its own: `adoption`)
                         +------keep--> READY          (or has no memory for one)
 
 A slot is written only while LOADING or CONDEMNED. CONDEMNED means that its worker was told to die
-but may still write; only the worker's confirmed death ends that, never a timeout: a generation
-stops a late answer, not a late write. Every lease raises the generation.
+but may still write; only its confirmed death ends that, or its own word to compute that the slab is
+whole, never a timeout: a generation stops a late answer, not a late write. Every lease raises the
+generation.
 
 This module knows neither policy nor messages.
 """
@@ -44,6 +46,7 @@ _LEGAL = {
     (SlotState.CONDEMNED, "lease again"): SlotState.LOADING,
     (SlotState.READY, "lease again"): SlotState.LOADING,
     (SlotState.LOADING, "ready"): SlotState.READY,
+    (SlotState.CONDEMNED, "ready"): SlotState.READY,
     (SlotState.LOADING, "fail"): SlotState.FREE,
     (SlotState.LOADING, "condemn"): SlotState.CONDEMNED,
     (SlotState.READY, "drop"): SlotState.FREE,
@@ -67,6 +70,7 @@ class Slot:
     slot_class: int
     state: SlotState = SlotState.FREE
     generation: int = 0
+    since: int = 0  # the generation from which on it is for this key
     key: Key | None = None
     pins: int = 0
 
@@ -88,6 +92,7 @@ class SlotTable:
         self._retired: list[list[int]] = [[] for _ in range(n_classes)]
         self._n_of_class = Counter(class_of_slots)
         self._n_adopted: Counter[int] = Counter()  # by class
+        self._n_pins = 0
         for slot in reversed(self.slots):
             self._free[slot.slot_class].append(slot.number)
 
@@ -101,6 +106,14 @@ class SlotTable:
             return None
         slot = self.slots[lease.slot]
         return slot if slot.generation == lease.generation else None
+
+    def holder(self, lease: SlotLease) -> Slot | None:
+        """The slot of a lease, also where it was filled again with the same key since."""
+        if lease.slot >= len(self.slots):
+            return None
+        slot = self.slots[lease.slot]
+        same = slot.key is not None and slot.since <= lease.generation <= slot.generation
+        return slot if same else None
 
     def take_free(self, slot_class: int) -> Slot | None:
         """The free slot with the smallest number of a class, still free; None without one."""
@@ -132,6 +145,7 @@ class SlotTable:
         self._detach(slot)
         slot.key = key
         slot.generation += 1
+        slot.since = slot.generation
         self._of_key[key] = slot
         self._n_of_layer[key[0]] += 1
         return evicted
@@ -151,6 +165,7 @@ class SlotTable:
 
     def fail(self, slot: Slot) -> None:
         """The slab could not be read: the slot is free, whoever waits for it is told elsewhere."""
+        self._n_pins -= slot.pins
         slot.pins = 0
         self._clear(slot, "fail")
 
@@ -190,12 +205,21 @@ class SlotTable:
     def pin(self, slot: Slot) -> None:
         """A step uses the slot."""
         slot.pins += 1
+        self._n_pins += 1
 
     def unpin(self, slot: Slot) -> None:
         """A step is done with the slot."""
         if slot.pins < 1:
             raise SlotError(f"slot {slot.number}: release without a grant")
         slot.pins -= 1
+        self._n_pins -= 1
+
+    def unpin_all(self) -> None:
+        """No step uses any slot."""
+        if self._n_pins:
+            for slot in self.slots:
+                slot.pins = 0
+            self._n_pins = 0
 
     def count(self, state: SlotState, slot_class: int | None = None) -> int:
         """Slots in a state, of one class or of all."""
@@ -217,6 +241,7 @@ class SlotTable:
             assert (slot.key is not None) == has_key, slot
             assert not slot.key or self._of_key.get(slot.key) is slot, slot
             assert has_key or slot.pins == 0, slot
+        assert self._n_pins == sum(slot.pins for slot in self.slots)
         n_free = sum(len(free) for free in self._free)
         assert n_free == self.count(SlotState.FREE)
         assert sum(len(gone) for gone in self._retired) == self.count(SlotState.RETIRED)

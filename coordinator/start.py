@@ -15,6 +15,7 @@ from coordinator.setup import Setup, build_core
 from io_worker.reader import descriptors
 from io_worker.settings import IoSettings
 from io_worker.settings import encode_settings as encode_io
+from shm.notices import notice_pipe
 from shm.pool import create_pool, read_only
 
 
@@ -42,6 +43,11 @@ def started(
             stack.callback(os.close, pool_fd)
             read_only_fd = read_only(pool_fd)
             stack.callback(os.close, read_only_fd)
+        notice_fd = tell_fd = None
+        if config.has_pool and config.io_workers:
+            notice_fd, tell_fd = notice_pipe()  # kept open: it outlives any process at its ends
+            stack.callback(os.close, notice_fd)
+            stack.callback(os.close, tell_fd)
         compute_reads = config.io_workers == 0 and not config.only_faults
         compute = ChildSpec(
             name=COMPUTE,
@@ -52,11 +58,12 @@ def started(
             file_fds=descriptors(setup.files),
             other_fds=(*compute_fds, *((keep_fd,) if keep_fd is not None else ())),
             settings=encode_compute(compute_settings(setup, keep_fd)),
+            notice_fd=notice_fd,
         )
         memory = MemoryWatch(pool_fd, setup.plan.layout, setup.plan.budget_bytes, root)
         engine = Engine(
             build_core(setup),
-            [*io_worker_specs(setup, pool_fd), compute],
+            [*io_worker_specs(setup, pool_fd, tell_fd), compute],
             setup.reader_credit,
             memory,
             setup.files,
@@ -68,7 +75,7 @@ def started(
         yield stack.enter_context(engine)
 
 
-def io_worker_specs(setup: Setup, pool_fd: int | None) -> list[ChildSpec]:
+def io_worker_specs(setup: Setup, pool_fd: int | None, notice_fd: int | None) -> list[ChildSpec]:
     """The I/O workers io0, io1, …; all are told the same."""
     config = setup.config
     settings = encode_io(
@@ -84,6 +91,7 @@ def io_worker_specs(setup: Setup, pool_fd: int | None) -> list[ChildSpec]:
             file_fds=descriptors(setup.files),
             other_fds=(),
             settings=settings,
+            notice_fd=notice_fd,
         )
         for number in range(config.io_workers)
     ]

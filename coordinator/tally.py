@@ -29,6 +29,7 @@ class Tally:
     n_tokens: int = 0
     n_decode_steps: int = 0
     compute_ns: int = 0  # of decode steps
+    experts_ns: int = 0  # of them, in the kernels of the experts
     wait_disk_ns: int = 0
     coordination_ns: int = 0
     major_faults: int = 0
@@ -69,6 +70,7 @@ class Tally:
             self.first_requests += n_requests
             self.first_hits += n_hits
         self.compute_ns += times.compute_ns
+        self.experts_ns += times.experts_ns
         self.wait_disk_ns += times.wait_disk_ns
         self.coordination_ns += times.coordination_ns
         self.major_faults += times.major_faults
@@ -114,6 +116,7 @@ def record(
             "decode_s": round(tally.decode_seconds, 6),
             "decode_tok_s": round(tally.decode_tokens_per_second, 4),
             "compute_s": round(tally.per_token(tally.compute_ns), 6),
+            "experts_s": round(tally.per_token(tally.experts_ns), 6),
             "wait_disk_s": round(tally.per_token(tally.wait_disk_ns), 6),
             "coordination_s": round(tally.per_token(tally.coordination_ns), 6),
             "tok_s_per_100_tokens": tally.speeds,

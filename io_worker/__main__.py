@@ -72,7 +72,7 @@ def live(arguments: ChildArguments, birth: Birth, link: Link) -> int:
         pool = map_pool(arguments, settings)
         choice = choose_reader(settings.reader, settings.files)
         reader = reader_named(choice.name, settings.files, pool, drop_cache=settings.drop_cache)
-        queue = ReadQueue(settings.queue_depth, reader, pool)
+        queue = ReadQueue(settings.queue_depth, reader, pool, arguments.notice_fd)
         gc.freeze()  # what start-up made stays: the collector need not walk it again
         link.send(encode(Ready(arguments.process, ready_detail(birth, choice, settings))))
         serve(arguments, link, queue, reader)

@@ -26,7 +26,8 @@ from io_worker.read_check import Window
 from io_worker.reader import ReadError
 from io_worker.slab_places import PageCache, PoolSlots
 from io_worker.slab_reader import SlabReader
-from shm.messages import ReadFailed, SlabRead, SlabsReady, SlotLease
+from shm.messages import ReadFailed, ReadSpan, SlabRead, SlabsReady, SlotLease
+from shm.notices import give_notice
 from shm.pool import PoolMapping
 
 Completion = SlabsReady | ReadFailed
@@ -43,6 +44,7 @@ class _Slab:
         "bytes_over_read",
         "bytes_read",
         "failure",
+        "is_over",
         "n_left",
         "read",
         "start_ns",
@@ -57,18 +59,25 @@ class _Slab:
         self.bytes_read = 0
         self.bytes_over_read = 0
         self.failure: ReadFailed | None = None  # of the first range that failed
+        self.is_over = False  # nothing of it is being read any more
 
 
 class ReadQueue:
     """Slab reads in flight: `n_threads` ranges at once; with 0 the caller of `submit` reads.
 
-    `completion_fd` is an eventfd: readable when `collect` has something. Raises `ThreadsError`.
+    `completion_fd` is an eventfd: readable when `collect` has something. With a `notice_fd` the
+    thread that read a slab tells compute itself (see `shm.notices`). Raises `ThreadsError`.
     """
 
     def __init__(
-        self, n_threads: int, reader: SlabReader | CacheWarmer, pool: PoolMapping | None
+        self,
+        n_threads: int,
+        reader: SlabReader | CacheWarmer,
+        pool: PoolMapping | None,
+        notice_fd: int | None = None,
     ) -> None:
         self.n_done = 0  # slabs answered, for heartbeats
+        self._notice_fd = notice_fd
         self._reader = reader
         file_sizes_bytes = [source.file.size_bytes for source in reader.sources]
         self._place: PoolSlots | PageCache
@@ -76,7 +85,7 @@ class ReadQueue:
             self._place = PoolSlots(pool, file_sizes_bytes)
         else:
             self._place = PageCache(file_sizes_bytes)
-        self._in_flight: dict[int, SlotLease] = {}  # touched by the owner only
+        self._in_flight: dict[int, _Slab] = {}  # by slot; touched by the owner only
         self._lock = threading.Lock()
         self._ranges: SimpleQueue[tuple[_Slab, int] | None] = SimpleQueue()
         self._completions: SimpleQueue[Completion | BaseException] = SimpleQueue()
@@ -96,18 +105,17 @@ class ReadQueue:
         """
         for read in reads:
             slot = read.lease.slot
-            leased = self._in_flight.get(slot)
-            if leased == read.lease:
+            before = self._in_flight.get(slot)
+            if before is not None and before.read.lease == read.lease:
                 continue
             try:
-                if leased is not None:
+                if before is not None and not before.is_over:  # over: just not collected yet
                     raise ReadError(0, f"slot {slot}: still being read for another lease")
                 windows = self._place.check(read)
             except ReadError as error:
                 self._complete(_failed(read.lease, error))
                 continue
-            self._in_flight[slot] = read.lease
-            slab = _Slab(read, windows)
+            self._in_flight[slot] = slab = _Slab(read, windows)
             for index in range(len(read.ranges)):
                 if self._threads:
                     self._ranges.put((slab, index))
@@ -127,7 +135,8 @@ class ReadQueue:
             completion = self._completions.get()
             if isinstance(completion, BaseException):
                 raise completion
-            if self._in_flight.get(completion.lease.slot) == completion.lease:
+            slab = self._in_flight.get(completion.lease.slot)
+            if slab is not None and slab.read.lease == completion.lease:
                 del self._in_flight[completion.lease.slot]
             completions.append(completion)
         self.n_done += len(completions)
@@ -191,16 +200,21 @@ class ReadQueue:
     def _finish(self, slab: _Slab) -> None:
         read = slab.read
         if slab.failure is not None:
+            slab.is_over = True
             self._complete(slab.failure)
             return
         self._place.finish(read, slab.bytes_read)
+        slab.is_over = True  # before anybody hears of it: the slot may be read into from then on
+        span = ReadSpan(slab.start_ns, time.monotonic_ns())
+        noticed = self._notice_fd is not None and give_notice(self._notice_fd, read.lease, span)
         self._complete(
             SlabsReady(
                 read.lease,
-                slab.start_ns,
-                time.monotonic_ns(),
+                span.start_ns,
+                span.stop_ns,
                 slab.bytes_read,
                 slab.bytes_over_read,
+                noticed,
             )
         )
 

@@ -130,6 +130,11 @@ class SlabTable:
     def total_bytes(self) -> int:
         return self.n_experts * sum([layer.slab_bytes for layer in self.layers])
 
+    @property
+    def mean_slab_bytes(self) -> int:
+        """The size at which a disk is asked."""
+        return sum(layer.slab_bytes for layer in self.layers) // len(self.layers)
+
 
 def slab_table(model: Model, layers: Sequence[int], n_experts: int) -> SlabTable:
     """The slab table of `layers` (ascending), each with `n_experts` experts.

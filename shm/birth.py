@@ -40,6 +40,7 @@ class ChildArguments:
     pool_fd: int | None  # None: a run without pool
     layout: PoolLayout
     file_fds: tuple[int, ...]  # every descriptor of the model files, buffered and direct
+    notice_fd: int | None = None  # the end of the pipe of `notices` that is this process's
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ the compute worker takes the part of ``W`` too.
 One step, with one miss::
 
     C -> X  Step                 C -> W  ReadSlabs
-    X -> C  Need (layer 0)       W -> C  SlabsReady
-    C -> X  Grant (hits)         C -> X  Grant (the miss)
-                                 X -> C  Need (layer 1, carries the releases of layer 0) …
+    X -> C  Need (layer 0)       W -> X  SlabNotice (through a pipe, see `notices`)
+    C -> X  Grant (hits, and     W -> C  SlabsReady
+            the miss's place)    X -> C  Need (layer 1, carries the releases of layer 0) …
                                  X -> C  StepDone
 """
 
@@ -166,13 +166,24 @@ class ReadSpan:
 class Grant:
     """C -> X: experts that may be computed now. `n_waiting` experts of the `Need` have no slot yet:
     while it is not 0 the receiver sends each `Release` at once. A standing grant covers a whole
-    layer until `Revoke` and needs no release."""
+    layer until `Revoke` and needs no release. Those `on_the_way` are granted too, each from its
+    `SlabNotice` on; what comes without a notice is granted once more, when it is there."""
 
     layer: int
     locations: tuple[Location, ...]
     reads: tuple[ReadSpan, ...]  # of those locations that had to be read for this `Need`
     n_waiting: int
     standing: bool
+    step: int = 0  # of the `Need` it answers; a grant of a layer that is over says nothing
+    on_the_way: tuple[Location, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SlabNotice:
+    """W -> X, through a pipe (see `notices`): the slab lies in its slot. Not answered."""
+
+    lease: SlotLease
+    span: ReadSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +288,7 @@ class SlabsReady:
     stop_ns: int
     bytes_read: int  # of the slab itself
     bytes_over_read: int  # what alignment added
+    noticed: bool = False  # compute was told with a `SlabNotice`
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +329,7 @@ class StepTimes:
     coordination_ns: int
     major_faults: int
     minor_faults: int
+    experts_ns: int = 0  # of `compute_ns`: the kernels of the experts
 
 
 @dataclass(frozen=True, slots=True)

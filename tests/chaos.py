@@ -27,7 +27,7 @@ from coordinator.prefetch import Prefetch
 from coordinator.requests import Requests
 from coordinator.residency import Residency
 from coordinator.schedule import Schedule
-from coordinator.slots import SlotState
+from coordinator.slots import Key, SlotState
 from coordinator.state import (
     ComputeDied,
     ComputeReady,
@@ -55,10 +55,12 @@ from shm.messages import (
     Need,
     ReadFailed,
     ReadSlabs,
+    ReadSpan,
     Release,
     Revoke,
     Sampled,
     Sampling,
+    SlabNotice,
     SlabRead,
     SlabsReady,
     SlotLease,
@@ -85,6 +87,10 @@ class Compute:
     held: list[SlotLease] = field(default_factory=list)
     standing: dict[int, dict[int, SlotLease]] = field(default_factory=dict)  # those in the pool
     cancelled: set[int] = field(default_factory=set)
+    on_the_way: dict[SlotLease, int] = field(default_factory=dict)  # expert of the layer, by lease
+    n_waiting: int = 0
+    told: set[SlotLease] = field(default_factory=set)
+    early: dict[SlotLease, Key] = field(default_factory=dict)  # held since a reader told of them
 
     def in_use(self) -> list[SlotLease]:
         """What it may look at without another message. While it waits, for a step or for experts,
@@ -99,6 +105,7 @@ class Reader:
     """What a reader was told. `is_condemned`: it is being killed and may still answer."""
 
     reads: list[SlabRead] = field(default_factory=list)
+    late: list[SlabsReady] = field(default_factory=list)  # compute was told, the core was not
     is_condemned: bool = False
 
 
@@ -124,6 +131,7 @@ class World:
         self.n_slots = n_slots
         self.adopts = rng.random() < 0.6
         self.compute: Compute | None = Compute()
+        self.unread: list[SlabNotice] = []  # in the pipe while there is no compute worker
         self.readers: dict[str, Reader | None] = dict.fromkeys(
             f"io{number}" for number in range(rng.randint(1, 3))
         )
@@ -174,6 +182,11 @@ class World:
             return
         slots = self.core.residency.slots
         for lease in self.compute.in_use():
+            if lease in self.compute.early:  # in any state, but nothing else is read into it
+                if any(isinstance(message, Abort) for message in self.compute.inbox):
+                    continue  # the slot could not be read again: what is computed counts nothing
+                assert slots.slots[lease.slot].key == self.compute.early[lease]
+                continue
             slot = slots.current(lease)
             assert slot is not None, f"{lease} was evicted in use"
             assert slot.state in (SlotState.READY, SlotState.ADOPTED)
@@ -192,6 +205,7 @@ class World:
         things = [
             (self.compute_reads_a_message, 12),
             (self.a_reader_answers, 8),
+            (self.a_reader_tells_compute, 6),
             (self.the_loop_goes_on, 6),
             (self.a_process_starts, 4),
         ]
@@ -237,6 +251,9 @@ class World:
 
     def a_reader_answers(self) -> bool:
         found = self.some_reader(condemned=None)
+        if found is not None and found[1].late:
+            self.handle(FromReader(found[0], found[1].late.pop(0)))
+            return True
         if found is None or not found[1].reads:
             return False
         name, reader = found
@@ -246,6 +263,17 @@ class World:
         self.handle(FromReader(name, SlabsReady(read.lease, 1, 2, SLAB_BYTES, 0)))
         if self.rng.random() < 0.05:  # twice
             self.handle(FromReader(name, SlabsReady(read.lease, 1, 2, SLAB_BYTES, 0)))
+        return True
+
+    def a_reader_tells_compute(self) -> bool:
+        found = self.some_reader(condemned=None)
+        if found is None or not found[1].reads:
+            return False
+        reader = found[1]
+        lease = reader.reads.pop(self.rng.randrange(len(reader.reads))).lease
+        reader.late.append(SlabsReady(lease, 1, 2, SLAB_BYTES, 0, noticed=True))
+        notice = SlabNotice(lease, ReadSpan(1, 2))
+        (self.compute.inbox if self.compute is not None else self.unread).append(notice)
         return True
 
     def a_read_fails(self) -> bool:
@@ -290,6 +318,8 @@ class World:
             self.handle(ReaderReady(name, CREDIT))
         elif self.compute is None:
             self.compute = Compute()
+            self.compute.inbox.extend(self.unread)
+            self.unread.clear()
             self.handle(ComputeReady(self.adopts))
         else:
             return False
@@ -327,6 +357,10 @@ class World:
                 self._enter_layer(compute)
             case Grant() as grant:
                 self._granted(compute, grant)
+            case SlabNotice(lease):
+                compute.told.add(lease)
+                if compute.step is not None and compute.wanted:
+                    self._landed(compute, [lease])
             case Abort(number):
                 if compute.step is not None and compute.step.step == number:
                     self._end_step(compute, cancelled=True)
@@ -369,15 +403,16 @@ class World:
         experts = self.rng.sample(range(self.n_experts), self.rng.randint(1, self.n_experts))
         is_prompt = step.slices[0].n_tokens > 1
         uses = tuple(ExpertUse(e, 1, int(is_prompt and e % 2)) for e in sorted(experts))
-        compute.wanted = set(experts)
+        compute.wanted, compute.on_the_way = set(experts), {}
         guess = tuple(self.rng.sample(range(self.n_experts), 1))
-        released, compute.held = tuple(compute.held), []
+        released = self._take_held(compute)
         self.handle(FromCompute(Need(step.step, compute.layer, uses, guess, released)))
 
     def _granted(self, compute: Compute, grant: Grant) -> None:
-        is_awaited = compute.step is not None and grant.layer == compute.layer and compute.wanted
-        if not is_awaited and not grant.standing:
-            return  # of a step that ended early
+        step = compute.step
+        is_awaited = step is not None and grant.layer == compute.layer and compute.wanted
+        if not grant.standing and (not is_awaited or step is None or grant.step != step.step):
+            return  # of a layer that is over, or of a step that ended early
         lost = [each for each in grant.locations if self.faults and self.rng.random() < 0.02]
         if lost:
             self.happened["lost"] += len(lost)
@@ -389,25 +424,42 @@ class World:
             compute.standing[grant.layer] = leases
         if not is_awaited:
             return  # between two steps
-        if grant.standing and lost:
-            leases = {expert: leases[expert] for expert in compute.wanted & set(leases)}
+        leases = {expert: leases[expert] for expert in compute.wanted & set(leases)}
         if not grant.standing:
-            assert set(leases) <= compute.wanted
             compute.held += leases.values()
         compute.wanted -= set(leases)
         self.check_held()
-        if grant.n_waiting and compute.held:
-            released, compute.held = tuple(compute.held), []
-            self.handle(FromCompute(Release(released)))
+        compute.n_waiting = grant.n_waiting
+        for lease in leases.values():
+            compute.on_the_way.pop(lease, None)
+        compute.on_the_way |= {each.lease: each.expert for each in grant.on_the_way}
+        self._landed(compute, [each.lease for each in grant.on_the_way])
+
+    def _landed(self, compute: Compute, leases: list[SlotLease]) -> None:
+        """What was on its way and is there is computed; then the next layer."""
+        for lease in compute.told.intersection(leases):
+            expert = compute.on_the_way.pop(lease, None)
+            if expert in compute.wanted:
+                compute.wanted.remove(expert)
+                compute.held.append(lease)
+                compute.early[lease] = (compute.layer, expert)
+                self.happened["used early"] += 1
+        if compute.n_waiting and compute.held:
+            self.handle(FromCompute(Release(self._take_held(compute))))
         if not compute.wanted:
             compute.layer += 1
             self._enter_layer(compute)
+
+    def _take_held(self, compute: Compute) -> tuple[SlotLease, ...]:
+        released, compute.held, compute.early = tuple(compute.held), [], {}
+        return released
 
     def _end_step(self, compute: Compute, *, cancelled: bool) -> None:
         step, compute.step = compute.step, None
         assert step is not None
         compute.wanted = set()
-        released, compute.held = (() if cancelled else tuple(compute.held)), []
+        held = self._take_held(compute)
+        released = () if cancelled else held
         sampled = tuple(
             Sampled(part.request, self.rng.randrange(12), -1.0)
             for part in step.slices

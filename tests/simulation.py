@@ -29,9 +29,12 @@ from shm.messages import (
     Abort,
     ExpertUse,
     Grant,
+    Location,
     Need,
     ReadSlabs,
+    ReadSpan,
     Release,
+    SlabNotice,
     SlabRead,
     SlabsReady,
     SlotLease,
@@ -85,6 +88,10 @@ class Engine:
     victims: list[tuple[int, tuple[int, int]]] = field(default_factory=list)
     n_deaths: int = 0
     n_lost: int = 0
+    notice_probability: float = 0.0  # that a reader tells compute, and answers some time later
+    late: list[tuple[str, SlabsReady]] = field(default_factory=list)
+    told: set[SlotLease] = field(default_factory=set)  # to compute, before it was granted
+    n_used_early: int = 0  # computed before its reader's answer came
 
     def handle(self, event: Event) -> list[Action]:
         """One event through the core, its actions performed, its invariants checked."""
@@ -119,11 +126,22 @@ class Engine:
             return
         reads = self.under_way[name]
         read = reads.pop(self.rng.randrange(len(reads)))
-        self.handle(FromReader(name, SlabsReady(read.lease, 1, 2, SLAB_BYTES, 0)))
+        if self.rng.random() < self.notice_probability:
+            self.inbox.append(SlabNotice(read.lease, ReadSpan(1, 2)))
+            self.late.append((name, SlabsReady(read.lease, 1, 2, SLAB_BYTES, 0, noticed=True)))
+        else:
+            self.handle(FromReader(name, SlabsReady(read.lease, 1, 2, SLAB_BYTES, 0)))
+
+    def answer_late(self, n_left: int = 0) -> None:
+        """Readers answer for what they told compute long ago, in order, until `n_left` are left."""
+        while len(self.late) > n_left:
+            name, ready = self.late.pop(0)
+            self.handle(FromReader(name, ready))
 
     def kill(self, name: str) -> None:
         """A reader dies, answers late, and a new one takes its name."""
         self.n_deaths += 1
+        self.late = [(other, ready) for other, ready in self.late if other != name]
         lost = self.under_way[name]
         self.under_way[name] = []
         if self.rng.random() < 0.5:
@@ -146,35 +164,63 @@ class Engine:
         wanted = {use.expert for use in need.experts}
         computed: list[int] = []
         unreleased: list[SlotLease] = []
+        on_the_way: dict[SlotLease, Location] = {}
+        n_waiting = 0
         while wanted:
             while not self.inbox:
-                self.complete_some_read(kill_probability)
-            grant = self.inbox.pop(0)
-            assert not isinstance(grant, Abort)
-            if not isinstance(grant, Grant) or grant.layer != need.layer:
-                continue
-            lost = [each for each in grant.locations if self.rng.random() < lose_probability]
+                if self.late and self.rng.random() < 0.5:
+                    self.answer_late(len(self.late) - 1)
+                elif any(self.under_way.values()):
+                    self.complete_some_read(kill_probability)
+                else:
+                    self.answer_late()
+            message = self.inbox.pop(0)
+            assert not isinstance(message, Abort)
+            there, stands = self._there(message, need, on_the_way)
+            if isinstance(message, Grant) and message.layer == need.layer:
+                n_waiting = message.n_waiting
+            lost = [each for each in there if self.rng.random() < lose_probability]
             if lost:
                 leases = tuple(each.lease for each in lost)
                 self.handle(FromCompute(SlotsLost(need.layer, leases)))
                 self.n_lost += len(lost)
-            for location in grant.locations:
+            for location in there:
                 if location in lost:
                     continue
-                slot = self.core.residency.slots.slots[location.lease.slot]
-                assert slot.key == (need.layer, location.expert)
-                assert slot.state is SlotState.READY
                 if location.expert not in wanted:
-                    assert grant.standing
                     continue
                 wanted.remove(location.expert)
                 computed.append(location.expert)
-                if not grant.standing:
+                if not stands:
                     unreleased.append(location.lease)
-            if grant.n_waiting and unreleased:
+            if n_waiting and unreleased:
                 self.handle(FromCompute(Release(tuple(unreleased))))
                 unreleased = []
         return computed, tuple(unreleased)
+
+    def _there(
+        self, message: Any, need: Need, on_the_way: dict[SlotLease, Location]
+    ) -> tuple[list[Location], bool]:
+        """What may be computed because of a message, and whether it stands."""
+        slots = self.core.residency.slots.slots
+        if isinstance(message, SlabNotice):
+            location = on_the_way.pop(message.lease, None)
+            if location is None:
+                self.told.add(message.lease)
+                return [], False
+            slot = slots[location.lease.slot]
+            assert slot.key == (need.layer, location.expert)
+            self.n_used_early += slot.state is SlotState.LOADING
+            return [location], False
+        if not isinstance(message, Grant) or message.layer != need.layer:
+            return [], False
+        for location in message.locations:
+            slot = slots[location.lease.slot]
+            assert slot.key == (need.layer, location.expert)
+            assert slot.state is SlotState.READY
+        landed = [each for each in message.on_the_way if each.lease in self.told]
+        on_the_way |= {each.lease: each for each in message.on_the_way if each not in landed}
+        return [*message.locations, *landed], message.standing
 
 
 def engine(
@@ -190,6 +236,7 @@ def engine(
     standing_grants: bool = True,
     prefetch: Prefetch | None = None,
     whole_layers: bool = False,
+    notice_probability: float = 0.0,
 ) -> Engine:
     """A core with `n_readers` simulated readers."""
     shape = geometry(n_layers, n_experts, n_slots)
@@ -202,7 +249,12 @@ def engine(
         prefetch=prefetch,
     )
     requests = Requests(schedule or Schedule(n_layers, 64))
-    made = Engine(Core(residency, requests), random.Random(seed), credit)
+    made = Engine(
+        Core(residency, requests),
+        random.Random(seed),
+        credit,
+        notice_probability=notice_probability,
+    )
     made.start_readers(n_readers)
     return made
 

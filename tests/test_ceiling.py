@@ -11,7 +11,7 @@ import pytest
 from compute_worker.arch import resolve
 from compute_worker.bus_speed import sum_with_numpy
 from coordinator.bench_commands import CeilingCommand
-from coordinator.ceiling import limit_at, lines, run_ceiling, slab_bytes, token_bytes
+from coordinator.ceiling import limit_at, lines, run_ceiling, token_bytes
 from coordinator.config import shipped_model
 from io_worker.disk_speed import rates, read_for, summary, throttles
 from io_worker.disk_ways import ORDERS, WAYS, Reads, read_file
@@ -60,7 +60,7 @@ def test_what_is_printed() -> None:
 def test_bytes_of_a_token_are_a_part_of_the_file() -> None:
     model = open_model(shipped_model())
     spec = resolve(model)
-    assert 0 < slab_bytes(spec.slabs) < token_bytes(spec) < sum(model.file_bytes)
+    assert 0 < spec.slabs.mean_slab_bytes < token_bytes(spec) < sum(model.file_bytes)
 
 
 @pytest.mark.parametrize(

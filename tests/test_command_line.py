@@ -179,7 +179,7 @@ BAD_SETTINGS: list[tuple[list[str], str, str]] = [
     (["--reader", "populate", "--policy", "lru"], "--policy:", "found --reader populate"),
     (["--drop-cache", "maybe"], "--drop-cache:", "one of auto, yes, no"),
     (["--policy", "mru"], "--policy:", "did you mean lru?"),
-    (["--prefetch", "next"], "--prefetch:", "one of off"),
+    (["--prefetch", "next"], "--prefetch:", "one of auto, off"),
     (["--read-unit", "slab"], "--read-unit:", "one of expert, layer"),
     (["--pool", "0"], "--pool:", "800M"),
     (["--pool", "0%"], "--pool:", "40%"),

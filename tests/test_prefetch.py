@@ -7,7 +7,7 @@ import pytest
 from simulation import Engine, engine, geometry, need, policy_geometry
 
 from coordinator.policies import Lru, PolicyGeometry
-from coordinator.prefetch import BLOCK_STEPS, N_PAIRS, SLEEP_STEPS, Phase, Prefetch
+from coordinator.prefetch import BLOCK_STEPS, N_CLEAR_PAIRS, N_PAIRS, SLEEP_STEPS, Phase, Prefetch
 from coordinator.requests import Requests
 from coordinator.residency import Residency
 from coordinator.schedule import Schedule
@@ -20,6 +20,8 @@ TRIAL_STEPS = 2 * N_PAIRS * BLOCK_STEPS
 def run_trial(prefetch: Prefetch, on_ns: int, off_ns: int, drift: float = 1.0) -> None:
     """Steps of one trial; each step costs what its mode costs, times a drift."""
     for step in range(TRIAL_STEPS):
+        if prefetch.phase is not Phase.TRIAL:
+            return  # it was clear before
         cost = on_ns if prefetch.is_acting else off_ns
         prefetch.handle_step(int(cost * drift**step))
 
@@ -38,6 +40,16 @@ def test_the_clock_decides(on_ns: int, off_ns: int, drift: float, verdict: Phase
     prefetch = Prefetch("router")
     run_trial(prefetch, on_ns, off_ns, drift)
     assert prefetch.phase is verdict
+
+
+def test_a_clear_gain_is_seen_within_a_short_answer() -> None:
+    prefetch = Prefetch("router")
+    n_steps = 0
+    while prefetch.phase is Phase.TRIAL:
+        prefetch.handle_step(80 if prefetch.is_acting else 100)
+        n_steps += 1
+    assert prefetch.phase is Phase.ON
+    assert n_steps == 2 * N_CLEAR_PAIRS * BLOCK_STEPS
 
 
 def test_it_wakes_after_a_sleep_and_is_judged_again() -> None:

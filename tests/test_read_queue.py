@@ -24,6 +24,7 @@ from read_cases import (
 from io_worker.read_queue import Completion, ReadQueue
 from io_worker.slab_reader import READERS, SlabReader
 from shm.messages import ReadFailed, SlabRead, SlabsReady, SlotLease
+from shm.notices import notice_pipe, take_notices
 from shm.pool import PoolMapping
 
 FILE_BYTES = 400_009
@@ -314,3 +315,27 @@ def test_the_pool_can_be_unmapped_after_failures(model: Path) -> None:
         assert all(isinstance(answer, ReadFailed) for answer in collect(queue, N_SLOTS))
         assert queue.close()
         pool.close()
+
+
+def test_compute_is_told_by_the_thread_that_read_the_last_byte(model: Path) -> None:
+    """And a slot may be read into again from then on, though nobody collected the first read."""
+    notice_fd, tell_fd = notice_pipe()
+    with opened(model) as file, pool_of(N_SLOTS, *[SLAB_BYTES] * 3) as (pool, _):
+        queue = ReadQueue(2, SlabReader([file], pool.view, "buffered"), pool, tell_fd)
+        reads = slabs(pool)
+        queue.submit(reads)
+        noticed = []
+        while len(noticed) < N_SLOTS:
+            select.select([notice_fd], [], [], 20)
+            noticed += [notice.lease for notice in take_notices(notice_fd)]
+        again = [
+            replace(read, lease=SlotLease(read.lease.slot, read.lease.generation + 1))
+            for read in reads
+        ]
+        queue.submit(again)
+        answers = collect(queue, 2 * N_SLOTS)
+        assert all(isinstance(answer, SlabsReady) and answer.noticed for answer in answers)
+        assert sorted(noticed, key=lambda lease: lease.slot) == [read.lease for read in reads]
+        assert queue.close()
+    os.close(notice_fd)
+    os.close(tell_fd)

@@ -21,7 +21,7 @@ def model(tmp_path: Path) -> Path:
 
 def test_it_computes_the_same_and_counts_the_same(model: Path) -> None:
     flags = ("--model", str(model), "--tokens", "5,6,7", "-n", "12", "--pool", "30%")
-    flags = (*flags, "--ignore-eos", "--policy", "lru")
+    flags = (*flags, "--ignore-eos", "--policy", "lru", "--prefetch", "off")
     alone = run_json(*flags, "--single-process")
     apart = run_json(*flags, "--io-workers", "1")
     assert alone["tokens"] == apart["tokens"]
