@@ -109,7 +109,7 @@ def _plan(values: dict[str, Any], cores: Sequence[int]) -> PlanCommand:
     names = {field.name for field in dataclasses.fields(PlanArguments)} - {"model"}
     own = PlanArguments(**{name: values.pop(name) for name in names & set(values)})
     config = combined(Config(**values), frozenset(values), cores)
-    return PlanCommand(config, own.n_prompt, own.n_answer, own.probe_seconds, own.json)
+    return PlanCommand(config, own.n_prompt, own.n_answer, own.probe_seconds, own.routing, own.json)
 
 
 def _chat(values: dict[str, Any], cores: Sequence[int]) -> ChatCommand:

@@ -69,6 +69,10 @@ class PlanArguments:
         2.0, "--probe-seconds", real(0.1, 3600), ARGUMENTS,
         "how long to measure the disk, and again the arithmetic",
     )  # fmt: skip
+    routing: Path | None = flag(
+        None, "--routing", PATH, ARGUMENTS,
+        "a trace of this model: what its routing would hit, beside what models of its kind do",
+    )  # fmt: skip
     json: bool = flag(False, "--json", None, ARGUMENTS, "print one JSON object instead of lines")
 
 
@@ -80,6 +84,7 @@ class PlanCommand:
     n_prompt: int
     n_answer: int
     probe_seconds: float
+    routing: Path | None
     json: bool
 
 

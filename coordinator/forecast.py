@@ -100,9 +100,17 @@ def hit_rate(profile: Profile, slots_per_layer: float, shape: Shape) -> float:
     return max(share, _interpolated(profile, cycles))
 
 
-def forecast(shape: Shape, measured: Measured, pool: Pool, profile: Profile) -> Forecast:
-    """The speed with this pool, and the time to the first token of a prompt."""
-    hits = hit_rate(profile, pool.n_slots / shape.n_layers, shape)
+def forecasts(shape: Shape, measured: Measured, pool: Pool) -> dict[str, Forecast]:
+    """With the routing of each profile, the expected one first."""
+    slots_per_layer = pool.n_slots / shape.n_layers
+    return {
+        name: forecast(shape, measured, pool, hit_rate(profile, slots_per_layer, shape))
+        for name, profile in PROFILES.items()
+    }
+
+
+def forecast(shape: Shape, measured: Measured, pool: Pool, hits: float) -> Forecast:
+    """The speed with this pool and hit rate, and the time to the first token of a prompt."""
     message = 0.0 if hits >= 1 else MESSAGE_SECONDS
     dense = measured.decode.dense_seconds / shape.n_layers
     expert = measured.decode.expert_seconds

@@ -14,13 +14,13 @@ from coordinator.budget import MemoryPlan, ResourceError
 from coordinator.commands import PlanCommand
 from coordinator.config import settings_of
 from coordinator.forecast import (
-    PROFILES,
     Forecast,
     Measured,
     Pool,
     Shape,
     burst_seconds,
     forecast,
+    forecasts,
     start_seconds,
 )
 from coordinator.machine import Machine, read_machine
@@ -31,7 +31,9 @@ from coordinator.probes import Record, compute_record, disk_record, measured_of
 from coordinator.resolve import memory_plan, spare_bytes
 from coordinator.setup import Setup, prepared
 from coordinator.sizes import LARGEST_BYTES, format_size
+from coordinator.traced_routing import TracedRouting, read_routing
 
+TRACED = "recorded"  # the routing of --routing, beside the profiles
 SWEEP = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0)  # of the budget: what more or less memory would do
 
 
@@ -63,7 +65,7 @@ class Found:
 
     @property
     def first(self) -> Forecast:
-        """A forecast, for what does not depend on the routing."""
+        """What is expected: of the recorded routing, else of the likeliest profile."""
         return next(iter(self.row.forecasts.values()))
 
 
@@ -72,18 +74,25 @@ def run_plan(command: PlanCommand) -> int:
     machine = read_machine()
     only = OnlySequence(command.n_prompt, command.n_prompt + command.n_answer)
     with prepared(command.config, machine, only) as setup, stop_signals() as stop:
-        disk = disk_record(setup, command.probe_seconds, stop)
-        room = machine.memory.n_bytes
-        compute = compute_record(setup, room, command.probe_seconds, stop)
+        routing = read_routing(command.routing, setup) if command.routing is not None else None
+        compute = compute_record(setup, machine.memory.n_bytes, command.probe_seconds, stop)
         if stop.exit_code is not None:
             return stop.exit_code
-        found = _found(command, machine, setup, disk, compute)
+        disk = disk_record(setup, command.probe_seconds, compute, stop)
+        if stop.exit_code is not None:
+            return stop.exit_code
+        found = _found(command, machine, setup, disk, compute, routing)
     print(json.dumps(as_json(found)) if command.json else "\n".join(lines(found)))
     return 0
 
 
 def _found(
-    command: PlanCommand, machine: Machine, setup: Setup, disk: Record, compute: Record
+    command: PlanCommand,
+    machine: Machine,
+    setup: Setup,
+    disk: Record,
+    compute: Record,
+    routing: TracedRouting | None,
 ) -> Found:
     slabs = setup.spec.slabs
     shape = Shape(
@@ -100,17 +109,24 @@ def _found(
         if not setup.config.has_pool:  # what the page cache can hold beside the plan
             n_slots = min(plan.n_experts, spare_bytes(machine, plan) // shape.slab_bytes)
         pool = Pool(n_slots, plan.chunk_tokens, command.n_prompt)
-        forecasts = {
-            name: forecast(shape, measured, pool, profile) for name, profile in PROFILES.items()
-        }
-        return Row(plan.budget_bytes, plan.pool_bytes, n_slots, forecasts)
+        traced: dict[str, Forecast] = {}
+        if routing is not None and setup.config.has_pool:
+            traced = {TRACED: forecast(shape, measured, pool, routing.hits_in_pool(plan))}
+        elif routing is not None:
+            cached = routing.hits_in_page_cache(n_slots * shape.slab_bytes)
+            traced = {TRACED: forecast(shape, measured, pool, cached)}
+        found = traced | forecasts(shape, measured, pool)
+        return Row(plan.budget_bytes, plan.pool_bytes, n_slots, found)
 
     own = row(setup.plan)
     packing = None
     if "packed_burst_s" in disk and setup.config.has_pool and not setup.plan.everything_fits:
         packed = measured_of(disk, compute, "packed_burst_s")
         pool = Pool(own.n_slots, setup.plan.chunk_tokens, command.n_prompt)
-        after = {name: forecast(shape, packed, pool, each) for name, each in PROFILES.items()}
+        after = {
+            name: forecast(shape, packed, pool, each.hit_rate)
+            for name, each in own.forecasts.items()
+        }
         packing = packing_gain(measured, packed, shape.n_active, own.forecasts, after)
     available = machine.memory.n_bytes
     return Found(
@@ -179,8 +195,8 @@ def lines(found: Found) -> Iterator[str]:
     cycle = setup.plan.token_cycle_bytes
     cycles = row.n_slots / shape.n_layers / n_active
     yield f"token cycle: {format_size(cycle)}; the pool holds {cycles:.1f} of them"
-    for name, each in row.forecasts.items():
-        yield f"forecast, {name} routing: {_spelled(each)}"
+    for index, (name, each) in enumerate(row.forecasts.items()):
+        yield f"{'  or' if index else 'forecast'}, with {name} routing: {_spelled(each)}"
     yield (
         f"start: about {start_seconds(shape, found.measured):.1f} s; first token of a prompt of "
         f"{found.n_prompt} tokens: about "
@@ -237,6 +253,7 @@ def as_json(found: Found) -> Record:
         },
         "disk": found.disk,
         "compute": found.compute,
+        "expected": next(iter(row.forecasts)),
         "forecast": {name: dataclasses.asdict(each) for name, each in row.forecasts.items()},
         "packing": None if found.packing is None else found.packing.as_json(),
         "start_s": round(start_seconds(found.shape, found.measured), 3),

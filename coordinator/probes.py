@@ -31,9 +31,12 @@ def json_of(module: str, arguments: Sequence[str], stop: StopSignals) -> Record:
     return record
 
 
-def disk_record(setup: Setup, seconds: float, stop: StopSignals) -> Record:
-    """Seconds of bursts of experts with the reader and the reads in flight of the run."""
+def disk_record(setup: Setup, seconds: float, compute: Record, stop: StopSignals) -> Record:
+    """Seconds of bursts of experts with the reader and the reads in flight of the run; before each
+    the disk idles as long as it does between the reads of two layers, as `compute` measured."""
     config, spec = setup.config, setup.spec
+    decode = compute["decode"]
+    pause_seconds = decode["dense_s"] / spec.n_layers + decode["expert_s"]
     inline = config.io_workers == 0 and config.io_threads == 0
     sizes = [size for size in (1, 2, 4, 8, 16) if size < spec.n_active] + [spec.n_active]
     arguments = [
@@ -42,7 +45,7 @@ def disk_record(setup: Setup, seconds: float, stop: StopSignals) -> Record:
         *("--sizes", ",".join(map(str, sizes))),
         *("--depth", str(0 if inline else setup.reads_in_flight)),
         *("--reader", setup.reader.name if config.has_pool else "direct"),
-        *("--seconds", str(seconds)),
+        *("--seconds", str(seconds), "--pause-seconds", f"{pause_seconds:.6f}"),
         "--packed-too",
     ]
     return json_of("io_worker.burst_speed", arguments, stop)

@@ -5,8 +5,12 @@ with the reader, queue and slots that the engine uses, and waits for each burst 
 time of a burst, not bytes per second of an endless queue, is what a token pays. Prints one JSON
 object: seconds per burst by its size, the mean of all that fit into the time.
 
-With ``--packed-too`` every burst is followed by one that reads as many bytes from near the same
+With ``--packed-too`` every burst has one beside it that reads as many bytes from near the same
 places as it would from a packed file (one range at a page for each expert), in the same time again.
+They take turns in being first: a throttled disk makes the later one wait for both.
+
+``--pause-seconds`` is what the disk idles before a burst, as it does while a layer is computed: a
+throttled disk saves up meanwhile, and one that sleeps takes its time to wake.
 """
 
 import argparse
@@ -17,6 +21,7 @@ import select
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from io_worker.gguf_header import ModelFormatError
 from io_worker.model_file import open_model
@@ -36,10 +41,18 @@ from shm.pool import (
 )
 
 EXIT_MODEL = 3
-MIN_BURSTS = 3  # of each size, however slow the disk is
+MIN_BURSTS = 4  # of each size, however slow the disk is; even, so that each kind is first as often
 
 # layer, expert and windows of a slot -> what is read
 Reads = Callable[[LayerSlabs, int, tuple[int, int, int]], tuple[ReadRange, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds of all bursts of one kind together, and of the pause before each."""
+
+    seconds: float
+    pause_seconds: float
 
 
 def main() -> int:
@@ -52,6 +65,7 @@ def main() -> int:
     parser.add_argument("--depth", type=int, default=4, help="ranges read at once; 0: inline")
     parser.add_argument("--reader", default="direct")
     parser.add_argument("--seconds", type=float, default=2.0, help="for all sizes together")
+    parser.add_argument("--pause-seconds", type=float, default=0.0, help="before each burst")
     parser.add_argument("--packed-too", action="store_true", help="what a packed file would give")
     options = parser.parse_args()
     sizes = [int(size) for size in options.sizes.split(",")]
@@ -66,7 +80,8 @@ def main() -> int:
     kinds: dict[str, Reads] = {"burst_s": LayerSlabs.reads_into}
     if options.packed_too and not slabs.is_packed:
         kinds["packed_burst_s"] = as_if_packed(files)
-    seconds = measure(files, slabs, choice.name, options.depth, sizes, options.seconds, kinds)
+    limits = Limits(options.seconds, options.pause_seconds)
+    seconds = measure(files, slabs, choice.name, options.depth, sizes, limits, kinds)
     close_files(files)
     print(json.dumps({"reader": choice.name, "reason": choice.reason, **seconds}))
     return 0
@@ -93,7 +108,7 @@ def measure(
     reader: str,
     depth: int,
     sizes: Sequence[int],
-    seconds: float,
+    limits: Limits,
     kinds: Mapping[str, Reads],
 ) -> dict[str, dict[int, float]]:
     """Mean seconds of a burst of each size, of each kind, which take turns.
@@ -110,12 +125,15 @@ def measure(
     found: dict[str, dict[int, float]] = {kind: {} for kind in kinds}
     for size in sizes:
         durations: dict[str, list[float]] = {kind: [] for kind in kinds}
-        first = durations["burst_s"]
-        while len(first) < MIN_BURSTS or sum(first) < seconds / len(sizes):
-            for kind, reads in kinds.items():
+        first, turns = durations["burst_s"], list(kinds.items())
+        # no round ends between a turn and its mirror image
+        while len(first) % 2 or len(first) < MIN_BURSTS or sum(first) < limits.seconds / len(sizes):
+            for kind, reads in turns:
+                time.sleep(limits.pause_seconds)
                 started = time.monotonic()
                 burst(queue, pool, experts, size, reads)
                 durations[kind].append(time.monotonic() - started)
+            turns.reverse()
         for kind, each in durations.items():
             found[kind][size] = sum(each) / len(each)
     if queue.close():

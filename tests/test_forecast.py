@@ -17,8 +17,10 @@ from coordinator.forecast import (
     EVEN,
     MESSAGE_SECONDS,
     ComputeTimes,
+    Forecast,
     Measured,
     Pool,
+    Profile,
     Shape,
     burst_seconds,
     forecast,
@@ -46,6 +48,11 @@ def with_slots(n_slots: int) -> Pool:
     return dataclasses.replace(POOL, n_slots=n_slots)
 
 
+def of_profile(n_slots: int, profile: Profile) -> Forecast:
+    hits = hit_rate(profile, n_slots / OLMOE.n_layers, OLMOE)
+    return forecast(OLMOE, FAST, with_slots(n_slots), hits)
+
+
 @pytest.mark.parametrize(
     ("shape", "slots_per_layer", "published"),
     [
@@ -63,7 +70,7 @@ def test_the_profiles_lie_around_public_measurements(
 
 
 def test_everything_there_is_the_speed_of_the_cores() -> None:
-    found = forecast(OLMOE, FAST, with_slots(1024), EVEN)
+    found = of_profile(1024, EVEN)
     assert found.hit_rate == 1
     assert found.missed_bytes == 0
     assert found.tokens_per_second == pytest.approx(1 / (0.016 + 128 * 0.0003))
@@ -71,7 +78,7 @@ def test_everything_there_is_the_speed_of_the_cores() -> None:
 
 
 def test_nothing_there_is_the_speed_of_the_disk() -> None:
-    found = forecast(OLMOE, FAST, with_slots(0), CONCENTRATED)
+    found = of_profile(0, CONCENTRATED)
     burst_and_last = 16 * (0.019 + 0.0003)
     assert found.tokens_per_second == pytest.approx(
         1 / (0.016 + 16 * MESSAGE_SECONDS + burst_and_last)
@@ -83,8 +90,8 @@ def test_nothing_there_is_the_speed_of_the_disk() -> None:
 @given(n_slots=st.integers(0, 1023), more=st.integers(1, 400))
 def test_more_slots_are_never_slower(n_slots: int, more: int) -> None:
     for profile in (EVEN, CONCENTRATED):
-        small = forecast(OLMOE, FAST, with_slots(n_slots), profile)
-        large = forecast(OLMOE, FAST, with_slots(min(1024, n_slots + more)), profile)
+        small = of_profile(n_slots, profile)
+        large = of_profile(min(1024, n_slots + more), profile)
         assert large.hit_rate >= small.hit_rate
         assert large.tokens_per_second >= small.tokens_per_second * (1 - 1e-9)
         assert 0 <= small.hit_rate <= 1
@@ -136,7 +143,7 @@ def plan_of(spec: ModelSpec, memory_bytes: int) -> MemoryPlan:
 
 def lines(spec: ModelSpec, memory_bytes: int, available: int, **changes: object) -> list[str]:
     plan = plan_of(spec, memory_bytes)
-    forecasts = {"even": forecast(OLMOE, FAST, with_slots(100), EVEN)}
+    forecasts = {"even": of_profile(100, EVEN)}
     config = dataclasses.replace(Config(), **changes)  # type: ignore[arg-type]
     return list(advice(config, plan, spec, available, forecasts))
 

@@ -2,11 +2,10 @@
 
 import pytest
 
-from coordinator.forecast import CONCENTRATED, EVEN, ComputeTimes, Measured, Pool, Shape, forecast
+from coordinator.forecast import ComputeTimes, Measured, Pool, Shape, forecasts
 from coordinator.packing_gain import PackingGain, packing_gain
 
 SHAPE = Shape(n_layers=16, n_experts=64, n_active=8, slab_bytes=4 << 20, dense_bytes=200 << 20)
-PROFILES = {"concentrated": CONCENTRATED, "even": EVEN}
 
 
 def gain(plain: float, packed: float, compute: float, n_slots: int) -> PackingGain:
@@ -14,11 +13,8 @@ def gain(plain: float, packed: float, compute: float, n_slots: int) -> PackingGa
     pool = Pool(n_slots, 64, 100)
     times = ComputeTimes(1, 0.001, compute)
     measured = [Measured({8: seconds}, times, times) for seconds in (plain, packed)]
-    forecasts = [
-        {name: forecast(SHAPE, each, pool, profile) for name, profile in PROFILES.items()}
-        for each in measured
-    ]
-    return packing_gain(measured[0], measured[1], SHAPE.n_active, forecasts[0], forecasts[1])
+    plain_forecasts, packed_forecasts = (forecasts(SHAPE, each, pool) for each in measured)
+    return packing_gain(*measured, SHAPE.n_active, plain_forecasts, packed_forecasts)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`moe-coord plan` end to end, and the two probes behind it."""
 
+import csv
 import json
 import subprocess
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from arms import pack, run_program
+from arms import pack, run_json, run_program
 from gguf_builder import tiny_model
 
 PROBES = ("--probe-seconds", "0.2")
@@ -62,9 +63,42 @@ def test_the_plan_for_people(model: Path) -> None:
     done = run_program("plan", str(model), "--memory", "300M", *PROBES)
     assert done.returncode == 0, done.stderr
     for begin in ("model: ", "mode: ", "memory: ", "machine: ", "disk: ", "arithmetic: ",
-                  "token cycle: ", "forecast, concentrated routing: ", "forecast, even routing: ",
-                  "start: ", "advice: every expert stays in memory"):  # fmt: skip
+                  "token cycle: ", "forecast, with concentrated routing: ",
+                  "  or, with even routing: ", "start: ",
+                  "advice: every expert stays in memory"):  # fmt: skip
         assert sum(line.startswith(begin) for line in done.stdout.splitlines()) == 1, begin
+
+
+@pytest.mark.parametrize("reader", ["direct", "mmap"])
+def test_a_plan_of_recorded_routing(model: Path, tmp_path: Path, reader: str) -> None:
+    """It expects the very hits of a run with the same pool."""
+    trace = tmp_path / "trace"
+    flags = ["--memory", "300M", "--reader", reader]
+    flags += ["--pool", "50%"] if reader == "direct" else []
+    run = run_json(
+        "--model", str(model), "--tokens", "5,6,7", "-n", "20", "--ignore-eos",
+        "--trace", str(trace), "--csv", str(tmp_path / "rows"), *flags,
+    )  # fmt: skip
+    record = planned(str(model), *flags, "--routing", str(trace))
+    assert record["expected"] == "recorded"
+    found = record["forecast"]["recorded"]["hit_rate"]
+    assert set(record["forecast"]) == {"recorded", "concentrated", "even"}
+    if reader == "mmap":
+        assert 0 < found <= 1, "the kernel knows the hits"
+        return
+    with (tmp_path / "rows").open() as file:
+        rows = list(csv.DictReader(file))[1:]  # without the prompt's
+    hits, requests = (sum(int(row[name]) for row in rows) for name in ("hits", "requests"))
+    assert found == pytest.approx(hits / requests)
+    assert run["experts"]["hits"] > 0
+
+
+def test_a_trace_of_another_model_is_refused(model: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    run_json("-p", "In the beginning", "-n", "2", "--trace", str(trace))
+    done = run_program("plan", str(model), "--memory", "300M", "--routing", str(trace))
+    assert done.returncode == 2
+    assert "--routing: expected a trace of this model" in done.stderr
 
 
 def test_a_plan_of_the_page_cache(model: Path) -> None:
