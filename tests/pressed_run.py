@@ -27,18 +27,23 @@ QUIET_SECONDS = 1.0
 
 @dataclass
 class Machine:
-    """A cgroup made of files: says how much room a run has left."""
+    """A cgroup made of files, of version 1 or 2: says how much room a run has left."""
 
     root: Path
+    version: int = 1
 
     def leave(self, room_bytes: int) -> None:
         """From now on so much is left."""
+        line, folder, limit, usage = {
+            1: ("4:memory:/box", "memory/box", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+            2: ("0::/box", "box", "memory.max", "memory.current"),
+        }[self.version]
         for name, text in {
             "proc/meminfo": "MemAvailable: 8388608 kB\n",
-            "proc/self/cgroup": "4:memory:/box\n",
-            "sys/fs/cgroup/memory/box/memory.limit_in_bytes": f"{LIMIT}\n",
-            "sys/fs/cgroup/memory/box/memory.usage_in_bytes": f"{LIMIT - room_bytes}\n",
-            "sys/fs/cgroup/memory/box/memory.stat": "",
+            "proc/self/cgroup": f"{line}\n",
+            f"sys/fs/cgroup/{folder}/{limit}": f"{LIMIT}\n",
+            f"sys/fs/cgroup/{folder}/{usage}": f"{LIMIT - room_bytes}\n",
+            f"sys/fs/cgroup/{folder}/memory.stat": "",
         }.items():
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             (self.root / name).write_text(text)

@@ -10,12 +10,18 @@ from pathlib import Path
 import pytest
 from arms import PROGRAM, run_program, spelled
 from faults import pressed_model
+from gguf_builder import tiny_model
 from memory_samples import Samples, sampled
+
+from compute_worker.arch import resolve
+from coordinator.slot_classes import whole_pool_bytes
+from io_worker.model_file import open_model
 
 MiB = 1 << 20
 PROMPT = spelled([token % 300 for token in range(7, 300)])
 # ours counts processes that have just begun a moment later or earlier than the sampler does
 SLACK_BYTES = 3 * MiB
+POOL_MIB = 6  # of hot experts beyond the smallest pool
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +59,28 @@ def test_memory_stays_within_the_smallest_budget(model: Path, flags: list[str]) 
     assert peak.accounted_bytes <= memory * MiB, peak
     assert peak.pool_bytes == record["memory"]["pool_bytes"]
     assert abs(record["memory"]["total_peak_bytes"] - peak.accounted_bytes) < SLACK_BYTES
+    assert record["memory"]["total_peak_bytes"] <= memory * MiB
+
+
+def test_static_pins_of_an_mxfp4_file_stay_within_the_budget(tmp_path: Path) -> None:
+    """A hot set that would fill the whole pool: from the first sample on there is no excess."""
+    model = tiny_model(
+        tmp_path / "mxfp4.gguf", n_layers=4, n_experts=16, n_active=4, quantisation="MXFP4",
+        width=256, expert_width=512,
+    )  # fmt: skip
+    hot_set = tmp_path / "hot.json"
+    prompt = ("--model", str(model), "--tokens", PROMPT, "--ignore-eos")
+    calibrated = run_program("calibrate", *prompt[1:], "-n", "4", "--out", str(hot_set))
+    assert calibrated.returncode == 0, calibrated.stderr
+    flags = [*prompt, "-n", "10", "--policy", "static", "--hot-set", str(hot_set)]
+    memory = least_memory(flags) + POOL_MIB
+    output, samples = run_sampled([*PROGRAM, *flags, "--memory", f"{memory}M", "--json"])
+    record = json.loads(output)
+    assert record["settings"]["policy"] == "static"
+    assert 0 < record["experts"]["misses"] < record["experts"]["requests"]
+    whole_bytes = whole_pool_bytes(resolve(open_model(model)).slabs)
+    assert record["memory"]["pool_bytes"] < whole_bytes, "not all fit"
+    assert max(sample.accounted_bytes for sample in samples.samples) <= memory * MiB
     assert record["memory"]["total_peak_bytes"] <= memory * MiB
 
 
