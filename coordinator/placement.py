@@ -55,6 +55,17 @@ class Placement:
             victim = self._policy.victim(layer, among, self._is_locked)
         return self.slots.find(victim) if victim is not None else None
 
+    def room_ahead(self, key: Key) -> Slot | None:
+        """The same for an expert that a prompt will need in the next layer, whose own experts wait
+        for that as well: another layer's slot, within the equal share, or none."""
+        layer, slot_class = key[0], self._class_of_layer[key[0]]
+        slot = self.slots.take_free(slot_class)
+        if slot is not None or self.slots.n_of_layer(layer) >= self._share_of_layer[layer]:
+            return slot
+        among = [each for each in self._layers_of_class[slot_class] if each != layer]
+        victim = self._policy.victim(layer, among, self._is_locked)
+        return self.slots.find(victim) if victim is not None else None
+
     def lease(self, slot: Slot, key: Key, now: int) -> Slot:
         """Begin to fill a slot with the key."""
         self._replace(self.slots.lease(slot, key), key, now)

@@ -6,6 +6,9 @@ of steps alternate, time per step is compared pair by pair, and prefetch goes to
 not get faster. Public measurements with a busy disk lost 4 to 21 % although 70 to 89 % of the
 guesses were right, and gained 34 to 73 % where the disk idled: only the clock can tell.
 
+A long prompt needs no judge: its tokens use nearly all experts of every layer, so what is read of
+the next layer while attention runs would be read a moment later anyway (`ahead`).
+
 Rule to keep: a guess never changes a result, only which experts are resident.
 """
 
@@ -19,6 +22,8 @@ from shm.messages import Need
 
 MODES = ("off", "previous-token", "router")
 MAX_GUESSES = 4  # per layer; more than the disk can bring in the time of one layer is wasted
+# of a prompt's tokens per expert: the next layer then needs nearly all of its experts, too
+MIN_TOKENS_PER_EXPERT = 8
 BLOCK_STEPS = 4
 N_PAIRS = 6  # compared before a verdict, unless fewer agree
 N_CLEAR_PAIRS = 2  # a short answer is over before six
@@ -60,6 +65,7 @@ class Prefetch:
         self._mode = mode
         self._last: dict[int, tuple[int, ...]] = {}  # experts of each layer in the step before
         self._guess: tuple[int, tuple[int, ...]] | None = None  # layer, experts likeliest first
+        self._ahead: tuple[Key, ...] = ()  # of the layer after one of a prompt
         self._loaded: set[Key] = set()  # read on a guess, not used yet
         self._steps = 0  # of the current block, sleep or spell of work
         self._block: deque[int] = deque(maxlen=BLOCK_STEPS)
@@ -81,6 +87,11 @@ class Prefetch:
             # the router's guess is asked of compute; without it, what the last token used
             guess = need.predicted or self._last.get(next_layer, ())
             self._guess = (next_layer, guess[: len(used)])
+        n_tokens = sum(use.n_tokens for use in need.experts)
+        is_long = not is_decode and n_tokens >= MIN_TOKENS_PER_EXPERT * len(used)
+        self._ahead = ()
+        if self._mode != "off" and next_layer is not None and is_long:
+            self._ahead = tuple([(next_layer, expert) for expert in used])
         self._last[need.layer] = used
 
     def wanted(self) -> list[Key]:
@@ -89,6 +100,10 @@ class Prefetch:
             return []
         layer, experts = self._guess
         return [(layer, expert) for expert in experts[:MAX_GUESSES]]
+
+    def ahead(self) -> tuple[Key, ...]:
+        """Keys that the next layer of a prompt needs, all but certainly."""
+        return self._ahead
 
     def note_issued(self, key: Key) -> None:
         """A guess is being read."""

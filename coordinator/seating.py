@@ -14,6 +14,7 @@ from shm.messages import ExpertUse
 
 UNDER_WAY = (SlotState.LOADING, SlotState.CONDEMNED)
 MAX_GUESSES_READ_AT_ONCE = 2  # a demand read may have to wait for these
+MAX_AHEAD_READ_AT_ONCE = 4  # these are needed in any case
 
 
 def find_seated(
@@ -96,6 +97,16 @@ def seat_guesses(placement: Placement, prefetch: Prefetch, now: int) -> list[Slo
     """Lease slots for experts that the next layer will probably need, while nothing is read.
     Returns the slots to be filled."""
     loading: list[Slot] = []
+    for key in prefetch.ahead():
+        if placement.slots.find(key) is not None:
+            continue
+        slot = placement.room_ahead(key)
+        if slot is None:
+            break
+        loading.append(placement.lease(slot, key, now))
+        prefetch.note_issued(key)
+        if len(loading) == MAX_AHEAD_READ_AT_ONCE:
+            break
     for key in prefetch.wanted():
         if placement.slots.find(key) is not None:
             continue

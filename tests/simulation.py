@@ -138,6 +138,11 @@ class Engine:
             name, ready = self.late.pop(0)
             self.handle(FromReader(name, ready))
 
+    def complete_all_reads(self) -> None:
+        """All reads under way end, and those that follow from that."""
+        while any(self.under_way.values()):
+            self.complete_some_read()
+
     def kill(self, name: str) -> None:
         """A reader dies, answers late, and a new one takes its name."""
         self.n_deaths += 1

@@ -7,7 +7,16 @@ import pytest
 from simulation import Engine, engine, geometry, need, policy_geometry
 
 from coordinator.policies import Lru, PolicyGeometry
-from coordinator.prefetch import BLOCK_STEPS, N_CLEAR_PAIRS, N_PAIRS, SLEEP_STEPS, Phase, Prefetch
+from coordinator.policy_choice import POLICIES, make_policy
+from coordinator.prefetch import (
+    BLOCK_STEPS,
+    MIN_TOKENS_PER_EXPERT,
+    N_CLEAR_PAIRS,
+    N_PAIRS,
+    SLEEP_STEPS,
+    Phase,
+    Prefetch,
+)
 from coordinator.requests import Requests
 from coordinator.residency import Residency
 from coordinator.schedule import Schedule
@@ -89,8 +98,7 @@ def test_guesses_are_read_while_the_disk_idles_and_become_hits() -> None:
     run = engine(2, 8, 8, prefetch=prefetch)
     uses = (ExpertUse(1, 1, 0), ExpertUse(2, 1, 0))
     _, held = run.run_layer(Need(1, 0, uses, (5, 6), ()))
-    while any(run.under_way.values()):
-        run.complete_some_read()
+    run.complete_all_reads()
     assert prefetch.counters.issued == 2
     run.run_layer(Need(1, 1, (ExpertUse(5, 1, 0), ExpertUse(7, 1, 0)), (), held))
     assert prefetch.counters.used == 1
@@ -124,6 +132,59 @@ def test_guesses_that_fill_a_class_do_not_stop_a_demand() -> None:
     uses = tuple(ExpertUse(expert, 1, 0) for expert in (3, 4, 5, 7))
     computed, _ = run.run_layer(Need(1, 1, uses, (), held))
     assert sorted(computed) == [3, 4, 5, 7]
+
+
+def long_prompt(layer: int, experts: range, held: tuple[SlotLease, ...] = ()) -> Need:
+    """A chunk whose tokens use nearly all experts."""
+    uses = tuple(ExpertUse(expert, MIN_TOKENS_PER_EXPERT, 1) for expert in experts)
+    return Need(1, layer, uses, (), held)
+
+
+@pytest.mark.parametrize(("mode", "n_ahead"), [("router", 4), ("off", 0)])
+def test_a_long_prompt_reads_the_next_layer_ahead_within_its_share(mode: str, n_ahead: int) -> None:
+    """12 slots for three layers: layer 1 gets its 4 from layer 2, and no more."""
+    run = engine(3, 8, 12, prefetch=Prefetch(mode))
+    _, held = run.run_layer(need(2, [0, 1, 2, 3]))
+    _, held = run.run_layer(long_prompt(0, range(8), held))
+    run.complete_all_reads()
+    residency = run.core.residency
+    assert residency.slots.n_of_layer(1) == n_ahead
+    computed, _ = run.run_layer(long_prompt(1, range(8), held))
+    assert sorted(computed) == list(range(8))
+    assert residency.counters.hits == n_ahead
+    assert residency.counters.reads == 4 + 8 + 8, "none twice"
+
+
+def test_a_short_prompt_reads_nothing_ahead() -> None:
+    prefetch = Prefetch("router")
+    prefetch.handle_need(need(0, [1, 2]), 1)
+    assert prefetch.ahead() == ()
+    uses = (ExpertUse(1, MIN_TOKENS_PER_EXPERT - 1, 1), ExpertUse(2, MIN_TOKENS_PER_EXPERT, 1))
+    prefetch.handle_need(Need(1, 0, uses, (), ()), 1)
+    assert prefetch.ahead() == ()
+    prefetch.handle_need(long_prompt(0, range(2)), 1)
+    assert prefetch.ahead() == ((1, 0), (1, 1))
+    prefetch.handle_need(long_prompt(1, range(2)), None)
+    assert prefetch.ahead() == (), "the last layer"
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("n_slots", [2, 5, 12])
+def test_random_prompts_read_ahead_and_break_nothing(policy: str, n_slots: int) -> None:
+    counts = {(layer, 0): 1.0 for layer in range(3)}
+    made = make_policy(policy, policy_geometry(3, n_slots), counts, 2)
+    run = engine(3, 8, n_slots, policy=made, seed=n_slots, prefetch=Prefetch("previous-token"))
+    rng = random.Random(n_slots)
+    held: tuple[SlotLease, ...] = ()
+    for number in range(60):
+        uses = tuple(
+            ExpertUse(expert, rng.choice([1, 20]), 1)
+            for expert in sorted(rng.sample(range(8), rng.randint(4, 8)))
+        )
+        computed, held = run.run_layer(Need(1, number % 3, uses, (), held), kill_probability=0.1)
+        assert sorted(computed) == sorted(use.expert for use in uses)
+    if n_slots > 5:
+        assert run.core.residency.prefetch.counters.used > 0
 
 
 @pytest.mark.parametrize("seed", range(5))
