@@ -10,6 +10,7 @@ its arguments: it allocates nothing and reads nothing.
 """
 
 from dataclasses import dataclass
+from fractions import Fraction
 
 from compute_worker.arch import KV_BLOCK_TOKENS, ModelSpec, dense_bytes, kv_block_bytes
 from coordinator.available_memory import AvailableMemory
@@ -35,6 +36,9 @@ from shm.pool import PoolLayout
 
 CONTEXT_SHARE, MIN_CONTEXT_TOKENS = 5, 512  # a fifth of the budget
 SCRATCH_SHARE = 10  # a tenth
+# where that saves a known prompt a chunk, which would read nearly all experts again: 512 tokens of
+# OLMoE in 760 MiB miss a tenth by 5 MiB
+SCRATCH_SHARE_OF_PROMPT = Fraction(15, 100)
 CHUNK_STEP_TOKENS, MAX_CHUNK_TOKENS = 64, 2048
 SHIPPED_POOL_SHARE = 0.4  # so that a first run with the small model shows misses
 
@@ -151,8 +155,8 @@ def plan_memory(request: MemoryRequest, spec: ModelSpec, available: AvailableMem
     if room < 0:
         raise _refusal(budget, source, parts)
     prompt = min(context, request.only.prompt_tokens if request.only else context)
-    most_scratch = min(budget // SCRATCH_SHARE, room + least_scratch)
-    chunk = request.chunk_tokens or _chunk(spec, prompt, most_scratch, request.n_sequences)
+    most_scratch = room + least_scratch
+    chunk = request.chunk_tokens or _chunk(request, spec, prompt, budget, most_scratch)
     scratch = scratch_bytes(spec, chunk, request.n_sequences)
     rest = budget - processes - with_tables(dense) - with_tables(kv) - with_tables(scratch)
     limit = max(floor, min(wanted, without_tables(rest, n_mappings)))
@@ -239,9 +243,9 @@ def _layout(
     request: MemoryRequest, spec: ModelSpec, limit: int
 ) -> tuple[PoolLayout, tuple[int, ...]]:
     """Slots within the limit, and the class of every layer."""
-    if not request.has_pool:
-        return PoolLayout(()), ()
-    return pool_layout(spec.slabs, spec.n_active, limit)
+    return (
+        pool_layout(spec.slabs, spec.n_active, limit) if request.has_pool else (PoolLayout(()), ())
+    )
 
 
 def pool_request_bytes(pool: PoolSize, whole: int) -> int:
@@ -265,12 +269,22 @@ def _context(request: MemoryRequest, spec: ModelSpec, room: int) -> tuple[int, i
     return tokens, max(own, min(request.n_sequences * own, max(room, 0) // block))
 
 
-def _chunk(spec: ModelSpec, prompt_tokens: int, room: int, n_sequences: int) -> int:
-    """Tokens of the largest chunk whose scratch fits, in steps of `CHUNK_STEP_TOKENS`; no more than
-    the prompt fills."""
-    most = min(MAX_CHUNK_TOKENS, -(-prompt_tokens // CHUNK_STEP_TOKENS) * CHUNK_STEP_TOKENS)
-    steps = range(CHUNK_STEP_TOKENS, most + 1, CHUNK_STEP_TOKENS)
-    fitting = [n for n in steps if scratch_bytes(spec, n, n_sequences) <= room]
+def _chunk(
+    request: MemoryRequest, spec: ModelSpec, prompt_tokens: int, budget: int, room: int
+) -> int:
+    """Tokens of a chunk; those of a known prompt are as few as fit, all alike."""
+    chunk = _largest_chunk(request, spec, min(budget // SCRATCH_SHARE, room))
+    if request.only is None:
+        return min(chunk, -(-prompt_tokens // CHUNK_STEP_TOKENS) * CHUNK_STEP_TOKENS)
+    larger = _largest_chunk(request, spec, min(int(budget * SCRATCH_SHARE_OF_PROMPT), room))
+    own = -(-prompt_tokens // -(-prompt_tokens // larger))
+    return -(-own // CHUNK_STEP_TOKENS) * CHUNK_STEP_TOKENS
+
+
+def _largest_chunk(request: MemoryRequest, spec: ModelSpec, room: int) -> int:
+    """The most tokens whose scratch fits a room, one step at least."""
+    steps = range(CHUNK_STEP_TOKENS, MAX_CHUNK_TOKENS + 1, CHUNK_STEP_TOKENS)
+    fitting = [n for n in steps if scratch_bytes(spec, n, request.n_sequences) <= room]
     return max(fitting, default=CHUNK_STEP_TOKENS)
 
 

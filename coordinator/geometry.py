@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from coordinator.busy_time import BusyTime
 from coordinator.slots import Slot
 from io_worker.slabs import SlabTable
 from shm.messages import Location, ReadRange, SlabRead, SlabsReady
@@ -148,7 +149,8 @@ class ExpertCounters:
     stale_answers: int = 0
     bytes_read: int = 0
     bytes_over_read: int = 0
-    read_ns: int = 0
+    read_ns: int = 0  # of all reads, also side by side
+    reading: BusyTime = field(default_factory=BusyTime)  # at least one was under way
 
     def add_read(self, ready: SlabsReady) -> None:
         """One more slab came from a reader."""
@@ -156,6 +158,7 @@ class ExpertCounters:
         self.bytes_read += ready.bytes_read
         self.bytes_over_read += ready.bytes_over_read
         self.read_ns += ready.stop_ns - ready.start_ns
+        self.reading.add(ready.start_ns, ready.stop_ns)
 
 
 @dataclass(slots=True)

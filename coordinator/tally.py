@@ -167,6 +167,7 @@ def _experts(
         "bytes_read": counters.bytes_read,
         "bytes_over_read": counters.bytes_over_read,
         "read_s": round(counters.read_ns / 1e9, 6),  # of all reads, also side by side
+        "reading_s": round(counters.reading.total_ns / 1e9, 6),  # at least one was under way
         "evictions": counters.evictions,
         "first_8_decode_hit_rate": round(tally.first_hits / max(1, tally.first_requests), 6),
     }

@@ -7,7 +7,12 @@ from hypothesis import strategies as st
 
 from compute_worker.arch import ModelSpec, dense_bytes, kv_block_bytes, resolve
 from coordinator.available_memory import AvailableMemory
-from coordinator.budget import ResourceError, plan_memory, token_cycle_bytes
+from coordinator.budget import (
+    SCRATCH_SHARE_OF_PROMPT,
+    ResourceError,
+    plan_memory,
+    token_cycle_bytes,
+)
 from coordinator.flag_values import ConfigError
 from coordinator.footprint import scratch_bytes
 from coordinator.memory_request import MemoryRequest, OnlySequence
@@ -95,6 +100,27 @@ def test_parts_of_a_budget_that_does_not_hold_everything(tiny: ModelSpec) -> Non
     slot = plan.layout.classes[0].slot_bytes
     assert plan.total_bytes > 1200 * MiB - 2 * slot  # nothing of size is left over
     assert not plan.everything_fits
+
+
+@pytest.mark.parametrize(
+    ("memory_mib", "prompt_tokens", "chunk_tokens"),
+    [
+        (760, 512, 512),  # a tenth would be two chunks, and every expert read twice
+        (760, 1100, 576),  # two, alike
+        (4000, 512, 512),
+        (4000, 3000, 1536),
+    ],
+)
+def test_chunks_of_a_known_prompt_are_few_and_alike(
+    tiny: ModelSpec, memory_mib: int, prompt_tokens: int, chunk_tokens: int
+) -> None:
+    spec, memory_bytes = large(tiny), memory_mib * MiB
+    only = OnlySequence(prompt_tokens, prompt_tokens + 100)
+    request = dataclasses.replace(DEFAULT, memory_bytes=memory_bytes, only=only)
+    plan = plan_memory(request, spec, AMPLE)
+    assert plan.chunk_tokens == chunk_tokens
+    assert plan.scratch_bytes <= memory_bytes * SCRATCH_SHARE_OF_PROMPT
+    assert plan.total_bytes <= memory_bytes
 
 
 def test_more_readers_leave_less_pool(tiny: ModelSpec) -> None:
