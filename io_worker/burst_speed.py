@@ -7,7 +7,8 @@ object: seconds per burst by its size, the mean of all that fit into the time.
 
 With ``--packed-too`` every burst has one beside it that reads as many bytes from near the same
 places as it would from a packed file (one range at a page for each expert), in the same time again.
-They take turns in being first: a throttled disk makes the later one wait for both.
+Which of the two comes first is drawn: a throttled disk makes some wait for the others, in a rhythm
+that no fixed order evens out.
 
 ``--pause-seconds`` is what the disk idles before a burst, as it does while a layer is computed: a
 throttled disk saves up meanwhile, and one that sleeps takes its time to wake.
@@ -41,7 +42,7 @@ from shm.pool import (
 )
 
 EXIT_MODEL = 3
-MIN_BURSTS = 4  # of each size, however slow the disk is; even, so that each kind is first as often
+MIN_BURSTS = 4  # of each size, however slow the disk is
 
 # layer, expert and windows of a slot -> what is read
 Reads = Callable[[LayerSlabs, int, tuple[int, int, int]], tuple[ReadRange, ...]]
@@ -122,18 +123,18 @@ def measure(
     queue = ReadQueue(depth, SlabReader(files, pool.view, reader, drop_cache=True), pool)
     experts = random_experts(slabs)
     burst(queue, pool, experts, max(sizes), LayerSlabs.reads_into)  # first use of the slots
+    draw = random.Random(0)
     found: dict[str, dict[int, float]] = {kind: {} for kind in kinds}
     for size in sizes:
         durations: dict[str, list[float]] = {kind: [] for kind in kinds}
         first, turns = durations["burst_s"], list(kinds.items())
-        # no round ends between a turn and its mirror image
-        while len(first) % 2 or len(first) < MIN_BURSTS or sum(first) < limits.seconds / len(sizes):
+        while len(first) < MIN_BURSTS or sum(first) < limits.seconds / len(sizes):
+            draw.shuffle(turns)
             for kind, reads in turns:
                 time.sleep(limits.pause_seconds)
                 started = time.monotonic()
                 burst(queue, pool, experts, size, reads)
                 durations[kind].append(time.monotonic() - started)
-            turns.reverse()
         for kind, each in durations.items():
             found[kind][size] = sum(each) / len(each)
     if queue.close():

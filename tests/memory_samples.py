@@ -76,7 +76,7 @@ def take_sample(root: int, started: float) -> Sample:
                 continue
             parts[process_name(arguments)] = private_bytes(pid)
             pool.update(pool_files(pid))
-            group = group or memory_group(pid)
+            group = memory_group(pid) or group  # of the last: who limits the memory is outside
         except (OSError, ProcessLookupError):
             continue  # it ended while it was looked at
     pool_bytes = sum(pool.values())
