@@ -74,7 +74,9 @@ def run_plan(command: PlanCommand) -> int:
     machine = read_machine()
     only = OnlySequence(command.n_prompt, command.n_prompt + command.n_answer)
     with prepared(command.config, machine, only) as setup, stop_signals() as stop:
-        routing = read_routing(command.routing, setup) if command.routing is not None else None
+        routing = None
+        if command.routing is not None:
+            routing = read_routing(command.routing, setup, command.n_answer)
         compute = compute_record(setup, machine.memory.n_bytes, command.probe_seconds, stop)
         if stop.exit_code is not None:
             return stop.exit_code

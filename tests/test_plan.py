@@ -91,6 +91,9 @@ def test_a_plan_of_recorded_routing(model: Path, tmp_path: Path, reader: str) ->
     hits, requests = (sum(int(row[name]) for row in rows) for name in ("hits", "requests"))
     assert found == pytest.approx(hits / requests)
     assert run["experts"]["hits"] > 0
+    short = planned(str(model), *flags, "--routing", str(trace), "-n", "3")
+    hits, requests = (sum(int(row[name]) for row in rows[:3]) for name in ("hits", "requests"))
+    assert short["forecast"]["recorded"]["hit_rate"] == pytest.approx(hits / requests)
 
 
 def test_a_trace_of_another_model_is_refused(model: Path, tmp_path: Path) -> None:
