@@ -10,6 +10,7 @@ from pathlib import Path
 
 from coordinator.accounting import private_bytes
 from coordinator.actions import PunchSlots, RestoreSlots, SlotMemory, VacateSlots
+from coordinator.library_pages import drop_unused_pages
 from coordinator.memory_room import MemoryRoom
 from coordinator.pool_memory import PoolMemory
 from coordinator.pressure import MUCH_TAKEN_BYTES, Pressure
@@ -68,6 +69,8 @@ class MemoryWatch:
         """Everything is loaded: from now on the pool follows the room there is."""
         if self._pool is None or self._pressure is not None:
             return
+        pids = list(pids)
+        drop_unused_pages(pids)
         self._count(pids)
         room = self._room.look(now_seconds)
         self._left_bytes = room + self.accounted_bytes
