@@ -3,7 +3,8 @@
 Runs a prompt with its routing recorded. A `Need` has each expert of a layer and chunk once, and
 each of its misses is one read; so an expert is read at most once per layer and chunk if the run
 asked for as many experts as the trace has, and read no more than the misses. Prints one JSON
-object; ends with 1 if that is not so. Other flags go to the run.
+object; ends with 1 if that is not so. Other flags go to the run; what prefetch reads ahead is no
+miss, so `--prefetch off` belongs to them.
 """
 
 import argparse

@@ -73,7 +73,7 @@ def test_the_plan_for_people(model: Path) -> None:
 def test_a_plan_of_recorded_routing(model: Path, tmp_path: Path, reader: str) -> None:
     """It expects the very hits of a run with the same pool."""
     trace = tmp_path / "trace"
-    flags = ["--memory", "300M", "--reader", reader]
+    flags = ["--memory", "300M", "--reader", reader, "--prefetch", "off"]
     flags += ["--pool", "50%"] if reader == "direct" else []
     run = run_json(
         "--model", str(model), "--tokens", "5,6,7", "-n", "20", "--ignore-eos",

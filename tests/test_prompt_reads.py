@@ -29,7 +29,8 @@ def test_each_expert_once_per_layer_and_chunk(model: Path, pool: str, policy: st
     tokens = [draw.randrange(FEW_IDS) for _ in range(300)]
     if pool == "smallest":
         pool = str(smallest_pool_bytes(resolve(open_model(model)).slabs))
-    found = prompt_reads(model, tokens, ["--chunk", "128", "--pool", pool, "--policy", policy])
+    flags = ["--chunk", "128", "--pool", pool, "--policy", policy, "--prefetch", "off"]
+    found = prompt_reads(model, tokens, flags)
     assert found.n_chunks == 3
     assert found.n_needed > N_LAYERS * N_EXPERTS * 2, "each chunk needs nearly all experts"
     assert found.at_most_once, found
