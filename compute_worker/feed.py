@@ -175,7 +175,8 @@ class ExpertFeed:
         assert self._step is not None
         self._link.send(Need(self._step, layer, uses, self._guess(layer, x), self.take_released()))
         while pairs:
-            mine = [location for location in self._next_there(fed) if location.expert in pairs]
+            there = {location.expert: location for location in self._next_there(fed)}  # once each
+            mine = [location for expert, location in there.items() if expert in pairs]
             if mine:
                 wanted = [pairs.pop(location.expert) for location in mine]
                 self._compute(layer, self._addresses(mine), wanted, x, out)
@@ -198,23 +199,32 @@ class ExpertFeed:
         )
 
     def _next_there(self, fed: FedLayer) -> list[Location]:
-        """Wait for experts of the layer; those that are there now."""
-        while True:
-            message = self._link.receive()
-            match message:
-                case Grant(layer=fed.layer) if message.standing or message.step == self._step:
-                    return self._granted(fed, message)
-                case SlabNotice(lease):
-                    self._noticed[lease.slot] = message
-                    landed = fed.landed([lease.slot], self._noticed)
-                    if landed:
-                        fed.end_wait(self._now())
-                        fed.stands = False
-                        return self._intact(fed.layer, landed)
-                case Grant(standing=False):
-                    pass  # its layer is over: an expert that a dying reader told of was read again
-                case _:
-                    self.note(message)
+        """Wait for experts of the layer; all those that are there now, for one call of a kernel."""
+        there = self._taken(fed, self._link.receive())
+        while not there:
+            there = self._taken(fed, self._link.receive())
+        # a standing grant names all, and what comes after it may end it
+        while not fed.stands and (message := self._link.poll()) is not None:
+            there += self._taken(fed, message)
+        return there
+
+    def _taken(self, fed: FedLayer, message: object) -> list[Location]:
+        """What may be computed because of a message."""
+        match message:
+            case Grant(layer=fed.layer) if message.standing or message.step == self._step:
+                return self._granted(fed, message)
+            case SlabNotice(lease):
+                self._noticed[lease.slot] = message
+                landed = fed.landed([lease.slot], self._noticed)
+                if landed:
+                    fed.end_wait(self._now())
+                    fed.stands = False
+                return self._intact(fed.layer, landed)
+            case Grant(standing=False):
+                pass  # its layer is over: an expert that a dying reader told of was read again
+            case _:
+                self.note(message)
+        return []
 
     def _granted(self, fed: FedLayer, grant: Grant) -> list[Location]:
         fed.end_wait(self._now())

@@ -70,7 +70,9 @@ class MemoryWatch:
         if self._pool is None or self._pressure is not None:
             return
         pids = list(pids)
-        drop_unused_pages(pids)
+        self._room.look(now_seconds)
+        if self._room.is_limited:  # elsewhere they do no harm, and the next start wants them
+            drop_unused_pages(pids)
         self._count(pids)
         room = self._room.look(now_seconds)
         self._left_bytes = room + self.accounted_bytes

@@ -108,6 +108,7 @@ class Residency:
         for use in uses:
             self.uses[need.layer, use.expert] += use.n_tokens
             self._placement.touch((need.layer, use.expert), self.n_needs, use.n_tokens)
+        self.prefetch.handle_need(need, self.geometry.next_layer(need.layer))
         loading = self._take_slots(layer, hits, misses)
         self._note_evictions()
         grant = self._grants.first(layer, hits, coming(self.slots, self._reads, layer))
@@ -117,7 +118,6 @@ class Residency:
         self._reads.push(self.geometry.read_of(slot) for slot in loading)
         # Reads first: what is granted keeps all cores busy, and the disk would wait for one
         actions: list[Action] = [*self._reads.dispatch(), ToCompute(grant)]
-        self.prefetch.handle_need(need, self.geometry.next_layer(need.layer))
         return actions + self._read_guesses()
 
     def handle_release(self, released: tuple[SlotLease, ...]) -> list[Action]:

@@ -37,7 +37,7 @@ def participant(name: str, milliseconds: float) -> Participant:
 def compared(who: list[Participant], n_rounds: int, seed: int = 1) -> Answer:
     bench = replace(BENCH, seed=seed)
     common = {"comparison": "test", "settings": {}, "machine": {}}
-    place = Place(bench, ROOM, (bench.model,), Limits(), common)
+    place = Place(bench, ROOM, (bench.model,), Limits(), 1 << 20, common)
 
     def run(step: Step, left: float | None) -> Record | None:
         n_round, _, each = step

@@ -69,6 +69,7 @@ def test_our_json() -> None:
             "token_s": [2.0, 0.5, 0.25],
             "started_monotonic_s": 100.0,
             "compute_s": 0.1,
+            "experts_s": 0.04,
             "wait_disk_s": 0.2,
             "coordination_s": 0.3,
         },

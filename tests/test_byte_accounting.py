@@ -76,7 +76,8 @@ def unexplained_bytes(model: Path, flags: tuple[str, ...]) -> int:
     dense = sum(info.n_bytes for info in dense_tensors(spec))
     drop_from_cache(model)
     before = read_bytes("self")
-    with session(model, "--pool", "25%", "--reader", "direct", *flags) as run:
+    flags = ("--pool", "25%", "--reader", "direct", "--prefetch", "off", *flags)
+    with session(model, *flags) as run:
         run.submit(1, list(range(40, 60)), N_NEW)
         run.finish(1)
         run.check_idle()

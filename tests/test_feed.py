@@ -177,15 +177,37 @@ def test_the_order_of_grants_does_not_show(stage: Stage, seed: int) -> None:
 
 
 def test_a_release_is_sent_at_once_while_somebody_waits(stage: Stage) -> None:
+    """Each slot is asked for by the next expert, whose grant comes when it was given back."""
     first, *rest = stage.used
-    stage.link.answer = lambda need: [
-        stage.grant([first], n_waiting=len(rest)),
-        *[stage.grant([expert], n_waiting=len(rest) - n) for n, expert in enumerate(rest, 1)],
-    ]
+    later = [stage.grant([expert], n_waiting=len(rest) - n) for n, expert in enumerate(rest, 1)]
+
+    def send(message: object) -> None:
+        stage.link.sent.append(message)
+        if isinstance(message, Need):
+            stage.link.inbox.append(stage.grant([first], n_waiting=len(rest)))
+        elif isinstance(message, Release):
+            stage.link.inbox.append(later.pop(0))
+
+    stage.link.send = send  # type: ignore[method-assign]
     assert stage.run() == stage.expected
     sent = stage.link.sent[1:]
     assert sent == [Release((SlotLease(100 + expert, 3),)) for expert in stage.used[:-1]]
     assert released(stage) == stage.used
+
+
+def test_what_is_there_together_is_computed_together(stage: Stage) -> None:
+    first, *others = stage.used
+    calls = []
+
+    def expert_blocks(shape: object, addresses: object, pairs: list[object], *rest: Any) -> None:
+        calls.append(len(pairs))
+        stage.runner.kernels.expert_blocks(shape, addresses, pairs, *rest)
+
+    stage.feed._kernels = dataclasses.replace(stage.runner.kernels, expert_blocks=expert_blocks)
+    answer = [stage.coming([first], others), *map(stage.notice, others)]
+    stage.link.answer = lambda need: answer
+    assert stage.run() == stage.expected
+    assert calls == [len(stage.used)]
 
 
 def test_releases_ride_in_the_next_need(stage: Stage) -> None:
