@@ -114,6 +114,7 @@ def test_a_file_that_only_loses_its_name_goes_on(
         run.kill("io0")  # the next one must get the descriptor, not the path
         assert run.finish(1) == expected
         run.kill("compute")  # the dense weights are read through it too
+        run.run_until(lambda: not run.engine.is_up("compute"))  # its requests would end with it
         run.submit(2, PROMPT, N_NEW)
         assert len(run.finish(2)) == N_NEW
         run.check_idle()
