@@ -88,6 +88,7 @@ def test_a_killed_worker_changes_no_token(model: Path, expected: list[int], arm:
         run.kill("io0")
         assert run.finish(1) == expected
         run.kill("compute")
+        run.run_until(lambda: not run.engine.is_up("compute"))  # its requests would end with it
         run.submit(2, PROMPT, N_NEW)
         assert len(run.finish(2)) == N_NEW
         run.check_idle()
