@@ -181,20 +181,24 @@ class World:
         if self.compute is None:
             return
         slots = self.core.residency.slots
-        for lease in self.compute.in_use():
+        for lease in self._counting(self.compute):
             if lease in self.compute.early:  # in any state, but nothing else is read into it
-                if any(isinstance(message, Abort) for message in self.compute.inbox):
-                    continue  # the slot could not be read again: what is computed counts nothing
                 assert slots.slots[lease.slot].key == self.compute.early[lease]
                 continue
             slot = slots.current(lease)
             assert slot is not None, f"{lease} was evicted in use"
             assert slot.state in (SlotState.READY, SlotState.ADOPTED)
 
+    def _counting(self, compute: Compute) -> list[SlotLease]:
+        """What compute uses, but for what a reader told it of that then could not be read again:
+        its step is being aborted, and what it computes counts nothing."""
+        is_aborted = any(isinstance(message, Abort) for message in compute.inbox)
+        return [each for each in compute.in_use() if not (is_aborted and each in compute.early)]
+
     def check_punched(self, slots: tuple[int, ...]) -> None:
         """Nobody uses what is in them."""
         if self.compute is not None:
-            assert not {lease.slot for lease in self.compute.in_use()}.intersection(slots)
+            assert not {lease.slot for lease in self._counting(self.compute)}.intersection(slots)
         for reader in filter(None, self.readers.values()):
             assert not {read.lease.slot for read in reader.reads}.intersection(slots)
 
