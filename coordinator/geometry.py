@@ -152,10 +152,24 @@ class ExpertCounters:
     read_ns: int = 0  # of all reads, also side by side
     reading: BusyTime = field(default_factory=BusyTime)  # at least one was under way
 
+    def add_need(self, n_hits: int, n_misses: int) -> None:
+        """One more layer asked for experts."""
+        self.requests += n_hits + n_misses
+        self.hits += n_hits
+        self.misses += n_misses
+
     def add_read(self, ready: SlabsReady) -> None:
         """One more slab came from a reader."""
+        self.add_used(ready.bytes_read)
+        self.add_cost(ready)
+
+    def add_used(self, n_bytes: int) -> None:
+        """One more slab is there: compute has it, its reader's answer is still on the way."""
         self.reads += 1
-        self.bytes_read += ready.bytes_read
+        self.bytes_read += n_bytes
+
+    def add_cost(self, ready: SlabsReady) -> None:
+        """That answer: what only the reader knows."""
         self.bytes_over_read += ready.bytes_over_read
         self.read_ns += ready.stop_ns - ready.start_ns
         self.reading.add(ready.start_ns, ready.stop_ns)

@@ -6,6 +6,7 @@ not answered here yet. That is when the slot counts as filled, not when the answ
 depend on the sequence of `Need`s alone.
 """
 
+from coordinator.geometry import ExpertCounters
 from coordinator.reads import ReadDispatch
 from coordinator.served_layer import ServedLayer
 from coordinator.slots import Slot, SlotState, SlotTable
@@ -23,12 +24,19 @@ def coming(slots: SlotTable, reads: ReadDispatch, layer: ServedLayer) -> list[Sl
     return there
 
 
-def note_used(slot: Slot, slots: SlotTable, reads: ReadDispatch, layer: ServedLayer | None) -> None:
+def note_used(
+    slot: Slot,
+    slots: SlotTable,
+    reads: ReadDispatch,
+    layer: ServedLayer | None,
+    counters: ExpertCounters,
+) -> None:
     """Compute has what the slot is being filled with, so it is filled: a reader gives its notice
-    when it is done with the slot, also one that is being killed since."""
+    when it is done with the slot, also one that is being killed since. It counts as read now: a
+    run may be over, or its reader dead, before the answer comes."""
     if slot.state not in (SlotState.LOADING, SlotState.CONDEMNED) or slot.key is None:
         return
-    reads.used(slot.lease)
+    counters.add_used(reads.used(slot.lease))
     slots.ready(slot)
     if layer and layer.need.layer == slot.key[0]:
         layer.missing.discard(slot.key[1])

@@ -95,6 +95,11 @@ class PageCacheResidency:
         """Experts that a reader was told to warm and has not answered for."""
         return len(self._reads.under_way(name))
 
+    @property
+    def n_unanswered(self) -> int:
+        """See `Residency`: no reader tells compute."""
+        return 0
+
     # Layers
 
     def handle_need(self, need: Need) -> list[Action]:

@@ -115,13 +115,22 @@ class ReadDispatch:
         """Whether the reader's notice reaches the compute worker that runs."""
         return lease not in self._unheard
 
-    def used(self, lease: SlotLease) -> None:
-        """Strike off a read that compute knows to be over, and expect its answer all the same."""
+    @property
+    def n_used(self) -> int:
+        """Reads that are over, and whose answers are still on their way."""
+        return len(self._used)
+
+    def used(self, lease: SlotLease) -> int:
+        """Strike off a read that compute knows to be over, and expect its answer all the same;
+        returns the bytes of the slab."""
+        n_bytes = 0
         for name, reader in self._readers.items():
             told = reader.reading.get(lease.slot)
             if told is not None and told.lease == lease:
                 del reader.reading[lease.slot]
                 self._used[lease] = name
+                n_bytes = sum(each.n_bytes for each in told.ranges)
+        return n_bytes
 
     def was_used(self, name: str, lease: SlotLease) -> bool:
         """Whether this answer is the one that was still expected."""

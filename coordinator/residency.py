@@ -92,6 +92,11 @@ class Residency:
         """Slabs that a reader was told to read and has not answered for."""
         return len(self._reads.under_way(name))
 
+    @property
+    def n_unanswered(self) -> int:
+        """Slabs that compute had from their readers, which have not told us yet."""
+        return self._reads.n_used
+
     # Layers
 
     def handle_need(self, need: Need) -> list[Action]:
@@ -102,9 +107,7 @@ class Residency:
         self._layer = layer = ServedLayer(need)
         uses = layer.uses_in_order()
         hits, misses = find_seated(self.slots, layer, uses)
-        self.counters.requests += len(uses)
-        self.counters.hits += len(hits)
-        self.counters.misses += len(misses)
+        self.counters.add_need(len(hits), len(misses))
         for use in uses:
             self.uses[need.layer, use.expert] += use.n_tokens
             self._placement.touch((need.layer, use.expert), self.n_needs, use.n_tokens)
@@ -152,7 +155,7 @@ class Residency:
             slot = self.slots.holder(lease)
             if slot is not None:  # else its step was aborted since
                 if slot.lease == lease:
-                    note_used(slot, self.slots, self._reads, self._layer)
+                    note_used(slot, self.slots, self._reads, self._layer, self.counters)
                 self.slots.unpin(slot)
                 self._hand_over(slot)
 
@@ -169,7 +172,7 @@ class Residency:
     def handle_lost(self, lost: SlotsLost) -> list[Action]:
         """Something wrote over slots: they are filled again with what they should hold."""
         for slot in filter(None, map(self.slots.current, lost.lost)):
-            note_used(slot, self.slots, self._reads, self._layer)
+            note_used(slot, self.slots, self._reads, self._layer, self.counters)
         again = read_again(lost, self.slots, self._layer)
         self._reads.push_front([self.geometry.read_of(slot) for slot in again])
         self.counters.slots_lost += len(again)
@@ -180,7 +183,7 @@ class Residency:
     def handle_ready(self, name: str, ready: SlabsReady) -> list[Action]:
         """A slab lies in its slot: grant it if a layer waits for it."""
         if self._reads.was_used(name, ready.lease):
-            self.counters.add_read(ready)
+            self.counters.add_cost(ready)
             return self._reads.dispatch() + self._read_guesses()
         slot = self._answered(name, ready.lease)
         if slot is None:
@@ -212,9 +215,8 @@ class Residency:
             return [StopWith(3, f"model changed on disk: {failed.text}; restart with the new file")]
         layer = self._layer
         if layer and layer.need.layer == number and expert in layer.missing:
-            text = f"layer {number}, expert {expert}: {failed.text}"
-            abort = ToCompute(Abort(layer.need.step))
-            return [*self._reads.dispatch(), RequestsFailed(text), abort]
+            why = f"layer {number}, expert {expert}: {failed.text}"
+            return [*self._reads.dispatch(), RequestsFailed(why), ToCompute(Abort(layer.need.step))]
         self._hand_over(slot)
         actions = self._reads.dispatch()
         if layer and layer.need.layer == number:

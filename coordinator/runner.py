@@ -5,6 +5,7 @@ own (`single_process`).
 """
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -22,6 +23,7 @@ from coordinator.terminal import Terminal
 from shm.messages import Sampled, StepDone
 
 PROGRESS_SECONDS = 0.05
+ANSWERS_SECONDS = 1.0  # a reader that told compute and not us yet may have been stopped
 
 
 class RequestListener(Protocol):
@@ -109,6 +111,9 @@ class ProcessRunner:
             if self.signals.received is not None and not cancelled:
                 cancelled = True
                 engine.end(EndRequest(request.submit.request, "cancelled"))
+        deadline = time.monotonic() + ANSWERS_SECONDS
+        while engine.core.residency.n_unanswered and time.monotonic() < deadline:
+            engine.run_once()  # what their reads cost belongs to this request
         self.terminal.end_progress()
 
     # What the engine tells
