@@ -10,16 +10,16 @@ Shapes: T tokens, D model width, H query heads, K key-value heads, hd head width
 A active experts, V vocabulary.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from compute_worker.arch import ModelSpec
-from compute_worker.kernels import Kernels
+from compute_worker.kernels import Kernels, Places
 from compute_worker.kv import KvCache
 from compute_worker.matrix import Floats, Integers
-from compute_worker.weights import Router, Weights
+from compute_worker.weights import Weights
 
 # Attention takes a prompt chunk in parts of so many tokens: a quarter of its arrays at a chunk of
 # 1,024, and no slower, since the weights are read once per part from a part that is large enough.
@@ -66,54 +66,20 @@ def forward(
 
     Layers are taken one by one, so a generator may stop between two of them by raising.
     """
-    epsilon = weights.spec.rms_epsilon
-    parts = list(batch.parts(ATTENTION_TOKENS))
-    rotations = [rotation_of(weights.spec, part.positions) for _, part in parts]
+    spec = weights.spec
+    parts = [(rows, places_of(spec, part)) for rows, part in batch.parts(ATTENTION_TOKENS)]
     for index in layers:
-        layer = weights.layers[index]
-        for (rows, part), rotation in zip(parts, rotations, strict=True):
-            hidden[rows] += attend(weights, index, hidden[rows], part, rotation, kv, kernels)
-
-        x = kernels.rms_norm(hidden, layer.ffn_norm, epsilon)  # (T, D)
-        chosen, shares = route(x, layer.router, kernels)  # (T, A), (T, A)
+        for rows, places in parts:
+            kernels.attend(kernels, weights, index, hidden[rows], places, kv)
+        x, chosen, shares = kernels.choose(kernels, weights, index, hidden)
         hidden += experts(index, x, chosen, shares)  # (T, D)
     return hidden
-
-
-def attend(
-    weights: Weights,
-    index: int,
-    hidden: Floats,
-    batch: Batch,
-    rotation: Rotation,
-    kv: KvCache,
-    kernels: Kernels,
-) -> Floats:
-    """What the attention of one layer adds to `hidden` (T, D) -> (T, D)."""
-    spec, layer = weights.spec, weights.layers[index]
-    places = (batch.tables, batch.sequence_of_token, batch.positions)
-    norm_heads = QK_NORMS[spec.qk_norm]
-    x = kernels.rms_norm(hidden, layer.attn_norm, spec.rms_epsilon)  # (T, D)
-    q, k, v = kernels.matmuls((layer.q, layer.k, layer.v), x)
-    q, k = norm_heads(q, layer.q_norm, spec, kernels), norm_heads(k, layer.k_norm, spec, kernels)
-    q = kernels.rotate(as_heads(q, spec.n_heads), *rotation)  # (T, H, hd)
-    k = kernels.rotate(as_heads(k, spec.n_kv_heads), *rotation)  # (T, K, hd)
-    v = as_heads(v, spec.n_kv_heads)  # (T, K, hd)
-    kernels.store_kv(kv, index, k, v, *places)
-    mixed = kernels.attention(q, kv, index, *places)  # (T, H, hd)
-    return kernels.matmul(layer.attn_output, mixed.reshape(len(x), -1))  # (T, D)
 
 
 def logits(weights: Weights, hidden: Floats, kernels: Kernels) -> Floats:
     """Scores of every token of the vocabulary after the last layer: (N, D) -> (N, V)."""
     x = kernels.rms_norm(hidden, weights.output_norm, weights.spec.rms_epsilon)
     return kernels.matmul(weights.output, x)
-
-
-def route(x: Floats, router: Router, kernels: Kernels) -> tuple[Integers, Floats]:
-    """The experts of each token, x (T, D): ids (T, A) ascending, and their weights (T, A)."""
-    scores = kernels.matmul(router.matrix, x)  # (T, E)
-    return kernels.top_experts(scores, router.n_active, router.norm_topk)
 
 
 def group_by_expert(chosen: Integers) -> dict[int, Integers]:
@@ -127,34 +93,10 @@ def group_by_expert(chosen: Integers) -> dict[int, Integers]:
     return dict(zip(experts.tolist(), np.split(order, starts[1:]), strict=True))
 
 
-def as_heads(x: Floats, n_heads: int) -> Floats:
-    """(T, n_heads * hd) -> (T, n_heads, hd), a view."""
-    return x.reshape(len(x), n_heads, -1)
-
-
-def _norm_whole(x: Floats, weight: Floats | None, spec: ModelSpec, kernels: Kernels) -> Floats:
-    """One root mean square over the vector of all heads."""
-    assert weight is not None
-    return kernels.rms_norm(x, weight, spec.rms_epsilon)
-
-
-def _norm_each(x: Floats, weight: Floats | None, spec: ModelSpec, kernels: Kernels) -> Floats:
-    """One root mean square per head; the heads share `weight`."""
-    assert weight is not None
-    heads = x.reshape(-1, spec.head_width)
-    return kernels.rms_norm(heads, weight, spec.rms_epsilon).reshape(x.shape)
-
-
-def _norm_none(x: Floats, weight: Floats | None, spec: ModelSpec, kernels: Kernels) -> Floats:
-    return x
-
-
-# x (T, heads * hd) -> the same shape
-QK_NORMS: Mapping[str, Callable[[Floats, Floats | None, ModelSpec, Kernels], Floats]] = {
-    "whole": _norm_whole,
-    "head": _norm_each,
-    "none": _norm_none,
-}
+def places_of(spec: ModelSpec, batch: Batch) -> Places:
+    """Where the tokens of a batch are, for all of its layers."""
+    rotation = rotation_of(spec, batch.positions)
+    return Places(batch.tables, batch.sequence_of_token, batch.positions, *rotation)
 
 
 def rotation_of(spec: ModelSpec, positions: Integers) -> Rotation:

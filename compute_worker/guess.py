@@ -7,7 +7,7 @@ costs one small matrix per layer. A guess decides nothing here; it travels in `N
 
 import numpy as np
 
-from compute_worker.forward import route
+from compute_worker.dense_layer import route
 from compute_worker.kernels import Kernels
 from compute_worker.matrix import Floats
 from compute_worker.weights import Weights

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from compute_worker import native_kernels, reference
+from compute_worker import dense_layer, native_kernels, reference
 from compute_worker.kernels import KernelError, Kernels
 
 AUTO = "auto"
@@ -22,6 +22,8 @@ def _numpy(numerics: str, n_threads: int) -> Kernels:
         expert_blocks=reference.expert_blocks,
         attention=reference.attention,
         store_kv=reference.store_kv,
+        attend=dense_layer.attend,
+        choose=dense_layer.choose,
         read_all=reference.read_all,
         park=_nothing,
         close=_nothing,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from compute_worker.kv import KvCache
 from compute_worker.matrix import Addresses, Bytes, ExpertShape, Floats, Integers, Matrix
+from compute_worker.weights import Weights
 
 Matmul = Callable[[Matrix, Floats], Floats]
 Matmuls = Callable[[Sequence[Matrix], Floats], Sequence[Floats]]
@@ -22,15 +23,30 @@ Combine = Callable[[Floats, Floats], Floats]
 ExpertBlocks = Callable[[ExpertShape, Addresses, Sequence[Integers], int, Floats, Floats], None]
 Attention = Callable[[Floats, KvCache, int, Integers, Integers, Integers], Floats]
 StoreKv = Callable[[KvCache, int, Floats, Floats, Integers, Integers, Integers], None]
+Attend = Callable[["Kernels", Weights, int, Floats, "Places", KvCache], None]
+Choose = Callable[["Kernels", Weights, int, Floats], tuple[Floats, Integers, Floats]]
 
 
 class KernelError(Exception):
     """The kernels that were asked for do not exist here."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Places:
+    """Where the tokens of a batch are, the same in all layers (see `forward.Batch`), and the angles
+    of their positions."""
+
+    tables: Integers  # (S, most blocks)
+    sequence_of_token: Integers  # (T)
+    positions: Integers  # (T)
+    cosines: Floats  # (T, rope_width / 2)
+    sines: Floats
+
+
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Signatures, shapes and effects are those of the functions in `reference`."""
+    """Signatures, shapes and effects are those of the functions in `reference`; of the halves of a
+    layer, `attend` and `choose`, those in `dense_layer`: they may use the others."""
 
     name: str  # for the first line of a run: "numpy", "avx512-vnni", …
     matmul: Matmul
@@ -42,6 +58,8 @@ class Kernels:
     expert_blocks: ExpertBlocks
     attention: Attention
     store_kv: StoreKv
+    attend: Attend
+    choose: Choose
     read_all: Callable[[Bytes], int]  # sum of all 64-bit words: how fast memory can be read
     park: Callable[[], None]  # threads stop spinning; the next call wakes them
     close: Callable[[], None]  # threads end; no other function may be called afterwards

@@ -18,6 +18,7 @@ from compute_worker import reference
 from compute_worker.kernels import KernelError, Kernels
 from compute_worker.kv import KvCache
 from compute_worker.matrix import Addresses, ExpertShape, Floats, Integers, Matrix
+from compute_worker.native_layer import DenseLayers, no_scratch
 from compute_worker.native_rows import RowOperations
 from io_worker.ggml_types import GGML_TYPES
 
@@ -55,7 +56,7 @@ def build(numerics: str, n_threads: int) -> Kernels:
 def build_for(instruction_set: str, numerics: str, n_threads: int) -> Kernels:
     """The same for a named instruction set. Raises `KernelError` where it cannot run here."""
     engine = Engine(instruction_set, numerics, n_threads)
-    rows = engine.row_operations()
+    rows, layers = engine.row_operations(), engine.dense_layers()
     return Kernels(
         name=instruction_set,
         matmul=engine.matmul,
@@ -67,6 +68,8 @@ def build_for(instruction_set: str, numerics: str, n_threads: int) -> Kernels:
         expert_blocks=engine.expert_blocks,
         attention=engine.attention,
         store_kv=engine.store_kv,
+        attend=layers.attend,
+        choose=layers.choose,
         read_all=engine.read_all,
         park=engine.park,
         close=engine.close,
@@ -96,6 +99,14 @@ class Engine:
     def row_operations(self) -> RowOperations:
         """The rest of a layer; valid until `close`."""
         return RowOperations(self._ffi, self._lib, self._handle)
+
+    def dense_layers(self) -> DenseLayers:
+        """The halves of a layer in one call each; valid until `close`."""
+        own = (self._ffi, self._lib, self._handle, self._numerics)
+        return DenseLayers(*own, self._is_native, self._kv)
+
+    def _is_native(self, head_width: int, types: frozenset[int]) -> bool:
+        return head_width % LANES == 0 and types <= self._types
 
     def matmul(self, matrix: Matrix, x: Floats) -> Floats:
         """See `reference.matmul`."""
@@ -265,7 +276,7 @@ class Engine:
 
 def _check(failed: int) -> None:
     if failed:
-        raise MemoryError("kernels: no memory for scratch; lower --memory or the prompt chunk")
+        raise no_scratch()
 
 
 def _grids(ffi: Any) -> tuple[Any, list["np.ndarray[Any, Any]"]]:

@@ -13,12 +13,12 @@ from golden_cases import CASES
 from model_runner import ModelRunner
 from plain_model import PlainModel
 
+from compute_worker.dense_layer import route
 from compute_worker.forward import (
     embed,
     group_by_expert,
     logits,
     rotation_of,
-    route,
 )
 from compute_worker.kernel_choice import select
 from compute_worker.matrix import Floats, Matrix

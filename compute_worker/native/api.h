@@ -72,6 +72,37 @@ void moe_store_kv(moe_engine *engine, const moe_kv *kv, int layer, const float *
                   const int32_t *tables, int max_blocks, const int32_t *sequence_of_token,
                   const int32_t *positions, int n_tokens);
 
+/* The dense weights of a layer, which do not change between tokens. Norms that an architecture does
+ * not have are NULL; a head norm goes over norm_width floats at a time. The caller keeps it and
+ * all that it points to alive. */
+typedef struct {
+    const float *attn_norm, *q_norm, *k_norm, *ffn_norm;
+    int32_t types[3], n_rows[3]; /* of q, k, v */
+    uint64_t weights[3];
+    int32_t output_type, router_type;
+    uint64_t output, router;
+    int q_norm_width, k_norm_width;
+    int width, n_heads, n_kv_heads, head_width, n_experts, n_active, norm_topk;
+    float epsilon;
+} moe_layer;
+
+/* Where the tokens of a batch are, the same for all its layers. */
+typedef struct {
+    const int32_t *tables, *sequence_of_token, *positions;
+    const float *cosines, *sines; /* (T, half) */
+    int max_blocks, half, n_tokens;
+} moe_places;
+
+/* Floats of scratch that moe_attend wants for so many tokens. */
+uint64_t moe_attend_floats(const moe_layer *layer, int n_tokens);
+/* See `reference.attend`: hidden (T, width) is changed in place. */
+int moe_attend(moe_engine *engine, int numerics, const moe_layer *layer, const moe_kv *kv,
+               int index, const moe_places *places, float *hidden, float *scratch);
+/* See `reference.choose`: x (T, width), scores (T, n_experts), chosen and weights (T, n_active) are
+ * written. */
+int moe_choose(moe_engine *engine, int numerics, const moe_layer *layer, const float *hidden,
+               int n_tokens, float *x, float *scores, int32_t *chosen, float *weights);
+
 /* Sum of all 64-bit words of a buffer, over all threads: reads at the speed of the memory bus. */
 uint64_t moe_read_all(moe_engine *engine, const void *data, uint64_t n_bytes);
 /* cffi ends */

@@ -1,0 +1,115 @@
+"""The halves of a layer in one call of C, against the same operations one by one: no bit differs."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf_builder import tiny_model
+from model_runner import ModelRunner
+
+from compute_worker import dense_layer
+from compute_worker.forward import embed, places_of
+from compute_worker.native_kernels import build_for, runnable_instruction_sets, unavailable_reason
+
+SETS = runnable_instruction_sets()
+pytestmark = pytest.mark.skipif(not SETS, reason=f"native kernels: {unavailable_reason()}")
+
+TOKENS = np.random.default_rng(7).integers(0, 400, 140).tolist()
+MODELS: dict[str, dict[str, Any]] = {
+    "norm over all heads": {"arch": "olmoe", "quantisation": "Q4_K_M"},
+    "norm of each head": {"arch": "qwen3moe", "quantisation": "Q8_0"},
+    "grouped heads": {"n_heads": 8, "n_kv_heads": 2, "width": 256, "expert_width": 32},
+    "no norms of heads": {"arch": "qwen3moe", "quantisation": "Q4_0"},
+    "floats, all experts": {"quantisation": "F16", "n_experts": 5, "n_active": 5, "n_heads": 2},
+    "heads wider than the model": {
+        "arch": "qwen3moe", "n_heads": 4, "n_kv_heads": 4, "head_width": 32, "width": 64
+    },
+}  # fmt: skip
+
+
+class Refused(Exception):
+    """An operation was called that the one call should have done."""
+
+
+def refuse(*arguments: object) -> Any:
+    raise Refused
+
+
+def pair(path: Path, name: str, numerics: str, n_threads: int, **options: Any) -> list[ModelRunner]:
+    """The same model twice: with the halves as one call, which calls nothing else of Python, and
+    operation by operation."""
+    kernels = build_for(name, numerics, n_threads)
+    single = {each: refuse for each in ("rms_norm", "rotate", "matmuls", "attention", "store_kv")}
+    one_call: Any = replace(kernels, **single, top_experts=refuse)
+    operations = replace(kernels, attend=dense_layer.attend, choose=dense_layer.choose)
+    return [ModelRunner(path, kernels=each, **options) for each in (one_call, operations)]
+
+
+def batches(runner: ModelRunner) -> list[Any]:
+    """A long prompt in parts, a step of three sequences of which one goes on, and a lone token."""
+    long, short, other = (runner.new_table(n) for n in (140, 70, 10))
+    return [
+        runner.batch((TOKENS[:139], 0, long)),
+        runner.batch((TOKENS[:66], 0, short), (TOKENS[139:], 139, long), (TOKENS[5:9], 0, other)),
+        runner.batch((TOKENS[66:67], 66, short)),
+    ]
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize(("numerics", "n_threads"), [("exact", 1), ("fast", 2)])
+@pytest.mark.parametrize("kv_kind", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("model", list(MODELS))
+def test_one_call_gives_the_bits_of_its_operations(
+    tmp_path: Path, name: str, numerics: str, n_threads: int, kv_kind: str, model: str
+) -> None:
+    path = tiny_model(tmp_path / "model.gguf", **MODELS[model])
+    runners = pair(path, name, numerics, n_threads, kv_kind=kv_kind)
+    if model == "no norms of heads":
+        for runner in runners:
+            layers = [replace(layer, q_norm=None, k_norm=None) for layer in runner.weights.layers]
+            runner.weights = replace(runner.weights, layers=tuple(layers))
+    for ours, theirs in zip(*map(batches, runners), strict=True):
+        states = [embed(runners[0].weights, ours).astype(np.float32) for _ in runners]
+        for layer in range(runners[0].spec.n_layers):
+            answers = []
+            for runner, batch, hidden in zip(runners, (ours, theirs), states, strict=True):
+                places = places_of(runner.spec, batch)
+                own = (runner.kernels, runner.weights, layer, hidden)
+                runner.kernels.attend(*own, places, runner.kv)
+                answers.append(runner.kernels.choose(*own))
+            assert np.isfinite(states[0]).all() and states[0].any()
+            assert (states[0] == states[1]).all(), layer
+            for found, expected in zip(*answers, strict=True):
+                assert found.shape == expected.shape and found.dtype == expected.dtype
+                assert (found == expected).all(), layer
+    kept = [runner.kv.data.view(np.uint8) for runner in runners]
+    assert (kept[0] == kept[1]).all() and kept[0].any()
+    del kept
+    runners[0].kernels.close()
+    for runner in runners:
+        runner.close()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n_heads": 2, "n_kv_heads": 2, "head_width": 24, "arch": "qwen3moe"},
+        {"n_experts": 1040, "n_active": 2, "n_layers": 1, "width": 64, "expert_width": 32},
+    ],
+)
+def test_what_c_cannot_do_goes_operation_by_operation(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    path = tiny_model(tmp_path / "model.gguf", **options)
+    one_call, operations = pair(path, SETS[0], "exact", 1)
+    with pytest.raises(Refused):
+        one_call.run(batches(one_call)[0])
+    whole = ModelRunner(path, kernels=build_for(SETS[0], "exact", 1))
+    found, expected = (runner.run(batches(runner)[0]) for runner in (whole, operations))
+    assert (found == expected).all()
+    whole.kernels.close()
+    operations.kernels.close()
+    for runner in (one_call, operations, whole):
+        runner.close()
