@@ -75,6 +75,7 @@ class ExpertFeed:
         self._guess = guess
         self._now = now
         self._n_active = n_active
+        self._alone = list(np.arange(n_active, dtype=np.int32)[:, None])  # pairs of a lone token
         self._shapes = {layer.layer: _shape(layer) for layer in slabs.layers}
         self._standing: dict[int, Addresses] = {}  # layer -> (E, 3)
         self._step: int | None = None  # None: no step runs
@@ -158,13 +159,16 @@ class ExpertFeed:
     def __call__(self, layer: int, x: Floats, chosen: Integers, weights: Floats) -> Floats:
         """Experts of one layer: x (T, D), chosen (T, A) ascending ids, weights (T, A) -> (T, D)."""
         out = np.empty((chosen.size, x.shape[1]), np.float32)  # (T*A, D)
-        pairs = group_by_expert(chosen)
         standing = self._standing.get(layer)
-        if standing is not None:
+        if standing is None:
+            self._compute_granted(layer, group_by_expert(chosen), x, out)
+        elif len(chosen) == 1:  # as `group_by_expert` would, and time counts
+            self.standing_uses += self._n_active
+            self._compute(layer, standing[chosen[0]], self._alone, x, out)
+        else:
+            pairs = group_by_expert(chosen)
             self.standing_uses += len(pairs)
             self._compute(layer, standing[list(pairs)], list(pairs.values()), x, out)
-        else:
-            self._compute_granted(layer, pairs, x, out)
         return self._kernels.combine(out, weights)  # (T, D)
 
     def _compute_granted(

@@ -151,13 +151,13 @@ class Engine:
         out: Floats,
     ) -> None:
         """See `reference.expert_blocks`."""
-        if not all(self.has_type(type_id) for type_id, _, _ in shape.matrices()):
+        if not self._types.issuperset((shape.gate_type, shape.up_type, shape.down_type)):
             reference.expert_blocks(shape, addresses, pairs, n_active, x, out)
             return
         x = np.ascontiguousarray(x, np.float32)
         addresses = np.ascontiguousarray(addresses, np.uint64)
-        counts = np.array([len(rows) for rows in pairs], np.int32)
-        if not counts.sum():
+        counts = list(map(len, pairs))
+        if not any(counts):
             return
         flat = np.ascontiguousarray(np.concatenate(pairs), np.int32)
         assert out.flags.c_contiguous and out.dtype == np.float32
@@ -172,7 +172,7 @@ class Engine:
             self._ffi.from_buffer("uint64_t[]", addresses),
             len(counts),
             self._integers(flat),
-            self._integers(counts),
+            counts,
             n_active,
             self._floats(x),
             len(x),

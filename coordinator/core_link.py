@@ -66,7 +66,10 @@ class CoreLink:
 
     def poll(self) -> Any | None:
         """See `Link`. A signal cancels the running request at the next layer."""
-        self._collect()
+        if self._queue.n_in_flight:  # else there is nothing to ask the system for
+            self._collect()
+        else:
+            self._watch_memory()
         if self._signals.received is not None and not self._cancelled_for_signal:
             step = self.core.requests.running_step
             if step is not None:
@@ -92,9 +95,9 @@ class CoreLink:
         return bool(completions)
 
     def _watch_memory(self) -> None:
-        now = time.monotonic()
-        self.memory.account([os.getpid()], now)
-        if (target := self.memory.look([os.getpid()], now)) is not None:
+        now, own = time.monotonic(), (os.getpid(),)
+        self.memory.account(own, now)
+        if (target := self.memory.look(own, now)) is not None:
             self.handle(target)
         for line in self.memory.take_lines():
             self._terminal.line(line)

@@ -95,7 +95,7 @@ def test_one_call_gives_the_bits_of_its_operations(
 @pytest.mark.parametrize(
     "options",
     [
-        {"n_heads": 2, "n_kv_heads": 2, "head_width": 24, "arch": "qwen3moe"},
+        {"arch": "qwen3moe", "quantisation": "F16", "n_heads": 2, "head_width": 24},
         {"n_experts": 1040, "n_active": 2, "n_layers": 1, "width": 64, "expert_width": 32},
     ],
 )
