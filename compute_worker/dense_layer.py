@@ -1,4 +1,4 @@
-"""The dense halves of a layer, attention and the choice of experts, from the operations of `Kernels`.
+"""The dense halves of a layer, attention and choice of experts, from the operations of `Kernels`.
 
 This is their definition, and what runs where a provider has no call for a half as a whole. A call
 for the whole (`native_layer`) does the same operations in the same order: no bit differs.
@@ -35,7 +35,7 @@ def attend(
 def choose(
     kernels: Kernels, weights: Weights, index: int, hidden: Floats
 ) -> tuple[Floats, Integers, Floats]:
-    """What the experts of one layer get, and who: x (T, D), ids (T, A) ascending, weights (T, A)."""
+    """The experts of one layer: what they get (T, D), ids (T, A) ascending, weights (T, A)."""
     layer = weights.layers[index]
     x = kernels.rms_norm(hidden, layer.ffn_norm, weights.spec.rms_epsilon)  # (T, D)
     return x, *route(x, layer.router, kernels)

@@ -30,7 +30,7 @@ class DenseLayers:
         is_native: Callable[[int, frozenset[int]], bool],
         c_kv: Callable[[KvCache], Any],
     ) -> None:
-        """`is_native(head_width, types)`: C has kernels for both; `c_kv`: the cache as C sees it."""
+        """`is_native(head_width, types)`: C has kernels for them; `c_kv`: a cache for C."""
         self._ffi = ffi
         self._lib = lib
         self._handle = handle

@@ -1,4 +1,4 @@
-"""The halves of a layer in one call of C, against the same operations one by one: no bit differs."""
+"""The halves of a layer in one call of C, against its operations one by one: no bit differs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +41,7 @@ def pair(path: Path, name: str, numerics: str, n_threads: int, **options: Any) -
     """The same model twice: with the halves as one call, which calls nothing else of Python, and
     operation by operation."""
     kernels = build_for(name, numerics, n_threads)
-    single = {each: refuse for each in ("rms_norm", "rotate", "matmuls", "attention", "store_kv")}
+    single = dict.fromkeys(("rms_norm", "rotate", "matmuls", "attention", "store_kv"), refuse)
     one_call: Any = replace(kernels, **single, top_experts=refuse)
     operations = replace(kernels, attend=dense_layer.attend, choose=dense_layer.choose)
     return [ModelRunner(path, kernels=each, **options) for each in (one_call, operations)]
