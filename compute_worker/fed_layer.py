@@ -49,8 +49,9 @@ class FedLayer:
         return landed
 
     def end_wait(self, now_ns: int) -> None:
-        """Something came that can be computed, or may be."""
+        """Something came that can be computed, or may be; what is waited for next is from now."""
         self.waits.append((self.since_ns, now_ns))
+        self.since_ns = now_ns
 
     def account(self, waiting: Waiting) -> None:
         """Split the waits: disk while one of the layer's reads was under way, else coordination."""

@@ -232,6 +232,13 @@ def test_a_standing_grant_needs_no_message_until_it_is_revoked(stage: Stage) -> 
     assert len(stage.link.sent) == 3
 
 
+def test_a_lone_token_uses_what_stands(stage: Stage) -> None:
+    stage.feed.note(stage.grant(list(range(N_EXPERTS)), standing=True))
+    stage.x, stage.chosen, stage.shares = stage.x[2:3], stage.chosen[2:3], stage.shares[2:3]
+    assert stage.run() == stage.expected
+    assert stage.feed.standing_uses == stage.chosen.size and stage.link.sent == []
+
+
 def test_adopted_experts_are_computed_from_the_copies(pool_stage: PoolStage) -> None:
     stage, everything = pool_stage, list(range(N_EXPERTS))
     stage.feed.note(stage.grant(everything, standing=True))  # between two steps
@@ -368,3 +375,15 @@ def test_waits_are_disk_while_a_read_runs_else_coordination(
     stage.run()
     assert stage.feed.waiting.disk_ns == disk_ns
     assert stage.feed.waiting.coordination_ns == 10 - disk_ns
+
+
+def test_waits_of_what_comes_together_count_once(stage: Stage) -> None:
+    """The clock tells 10 when the need is sent, and ten more with each message that is taken."""
+    next(stage.clock_ns)
+    first, *others = stage.used
+    answer = [stage.coming([first], others), *map(stage.notice, others)]
+    stage.link.answer = lambda need: answer
+    stage.run()
+    waiting = stage.feed.waiting
+    assert waiting.disk_ns == 2  # of the one span that all notices tell
+    assert waiting.disk_ns + waiting.coordination_ns == 10 * len(answer)
