@@ -6,8 +6,7 @@ the KV cache. Experts arrive through a callable, so this module does not know wh
 No result depends on what else is in the batch: every operation works row by row, with an order of
 additions that is fixed by the length of the row. Keep it so (see `kernels`).
 
-Shapes: T tokens, D model width, H query heads, K key-value heads, hd head width, E experts,
-A active experts, V vocabulary.
+Shapes: T tokens, D model width, A active experts, V vocabulary.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -95,11 +95,11 @@ typedef struct {
 
 /* Floats of scratch that moe_attend wants for so many tokens. */
 uint64_t moe_attend_floats(const moe_layer *layer, int n_tokens);
-/* See `reference.attend`: hidden (T, width) is changed in place. */
+/* See `dense_layer.attend`: hidden (T, width) is changed in place. */
 int moe_attend(moe_engine *engine, int numerics, const moe_layer *layer, const moe_kv *kv,
                int index, const moe_places *places, float *hidden, float *scratch);
-/* See `reference.choose`: x (T, width), scores (T, n_experts), chosen and weights (T, n_active) are
- * written. */
+/* See `dense_layer.choose`: x (T, width), scores (T, n_experts), chosen and weights (T, n_active)
+ * are written. */
 int moe_choose(moe_engine *engine, int numerics, const moe_layer *layer, const float *hidden,
                int n_tokens, float *x, float *scores, int32_t *chosen, float *weights);
 
