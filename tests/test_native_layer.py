@@ -41,14 +41,16 @@ def pair(path: Path, name: str, numerics: str, n_threads: int, **options: Any) -
     """The same model twice: with the halves as one call, which calls nothing else of Python, and
     operation by operation."""
     kernels = build_for(name, numerics, n_threads)
-    single = dict.fromkeys(("rms_norm", "rotate", "matmuls", "attention", "store_kv"), refuse)
+    single: dict[str, Any] = dict.fromkeys(
+        ("rms_norm", "rotate", "matmuls", "attention", "store_kv"), refuse
+    )
     one_call: Any = replace(kernels, **single, top_experts=refuse)
     operations = replace(kernels, attend=dense_layer.attend, choose=dense_layer.choose)
     return [ModelRunner(path, kernels=each, **options) for each in (one_call, operations)]
 
 
 def batches(runner: ModelRunner) -> list[Any]:
-    """A long prompt in parts, a step of three sequences of which one goes on, and a lone token."""
+    """A prompt, a step of three sequences of which one goes on, and a lone token."""
     long, short, other = (runner.new_table(n) for n in (140, 70, 10))
     return [
         runner.batch((TOKENS[:139], 0, long)),
