@@ -151,7 +151,7 @@ class Config:
         "which experts stay when the pool is full",
     )  # fmt: skip
     prefetch: str = flag(
-        "auto", "--prefetch", choice("auto", "off", "previous-token", "router"), READING,
+        "off", "--prefetch", choice("auto", "off", "previous-token", "router"), READING,
         "read the next layer's likely experts while the disk idles; goes to sleep where it does "
         "not pay; auto: router, where reads run beside the kernels",
     )  # fmt: skip
