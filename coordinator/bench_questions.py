@@ -77,18 +77,12 @@ def sweep_of(bench: BenchCommand, setting: Setting) -> Sweep:
 
 
 def _arm(setting: Setting, name: str, *flags: str) -> Arm:
-    return Arm(name, (*_without_guesses(flags), *setting.common))
-
-
-def _without_guesses(flags: tuple[str, ...]) -> tuple[str, ...]:
-    """Guesses are a question of their own: what they gain is not the arm's."""
-    return flags if "--prefetch" in flags else (*flags, "--prefetch", "off")
+    return Arm(name, (*flags, *setting.common))
 
 
 def _pinned(setting: Setting, name: str, *flags: str) -> Arm:
     """The default plan; of its cores no more threads than the others have."""
     n_threads = min(setting.n_threads, plan_cores(None, setting.cores).compute_threads)
-    flags = _without_guesses(flags)
     return Arm(name, (*flags, "--pin-cores", "--compute-threads", str(n_threads)))
 
 

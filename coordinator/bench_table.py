@@ -12,8 +12,7 @@ HEAD = (
     "arm", "blocks", "tokens/s", "ratio [95 %]", "prompt tokens/s", "ratio [95 %]",
     "MB/token", "ratio", "peak MiB", "limit hits",
 )  # fmt: skip
-SHARES = ("of serial limit", "of overlapped limit")  # see `bench_limits`
-KEYS_OF_SHARES = ("serial", "overlapped")
+SHARES = {"serial": "of serial limit", "overlapped": "of overlapped limit"}  # see `bench_limits`
 NOTHING = "–"
 SMALLEST_BYTES = 100_000  # per token; a ratio to less says nothing
 
@@ -39,7 +38,7 @@ def table(records: Sequence[Record], arms: Sequence[str], reference: str) -> str
     """Medians of each arm and its paired ratios to the reference."""
     rows = [HEAD, *table_rows(records, arms, reference)]
     if any(shares(record) for record in records):
-        of_limits = [SHARES, *(_share_cells(records, arm) for arm in arms)]
+        of_limits = [tuple(SHARES.values()), *(_share_cells(records, arm) for arm in arms)]
         rows = [(*row, *more) for row, more in zip(rows, of_limits, strict=True)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
@@ -63,7 +62,7 @@ def table_rows(
 def _share_cells(records: Sequence[Record], arm: str) -> tuple[str, ...]:
     """Medians of the shares of both limits."""
     found = [shares(record) for record in records if record["arm"] == arm]
-    medians = [median([each[key] if each else None for each in found]) for key in KEYS_OF_SHARES]
+    medians = [median([each[key] if each else None for each in found]) for key in SHARES]
     return tuple(NOTHING if share is None else f"{share:.2f}" for share in medians)
 
 

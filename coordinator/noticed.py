@@ -8,6 +8,7 @@ depend on the sequence of `Need`s alone.
 
 from coordinator.geometry import ExpertCounters
 from coordinator.reads import ReadDispatch
+from coordinator.seating import UNDER_WAY
 from coordinator.served_layer import ServedLayer
 from coordinator.slots import Slot, SlotState, SlotTable
 
@@ -34,7 +35,7 @@ def note_used(
     """Compute has what the slot is being filled with, so it is filled: a reader gives its notice
     when it is done with the slot, also one that is being killed since. It counts as read now: a
     run may be over, or its reader dead, before the answer comes."""
-    if slot.state not in (SlotState.LOADING, SlotState.CONDEMNED) or slot.key is None:
+    if slot.state not in UNDER_WAY or slot.key is None:
         return
     counters.add_used(reads.used(slot.lease))
     slots.ready(slot)
