@@ -80,6 +80,9 @@ def begin_life(arguments: ChildArguments) -> Birth:
     if parent_is_gone(arguments.parent_pid):
         raise SystemExit(0)
     faulthandler.enable()
+    # A page of a mapped file that the disk could not give. The parent explains it in one line and
+    # ends all processes: a dump would be cut in the middle of a line.
+    signal.signal(signal.SIGBUS, signal.SIG_DFL)
     # They reach all processes of a terminal's group or of a service's cgroup: the parent alone
     # decides, and sends `Stop`. It starts children with these blocked, so that none ends a child
     # that has not come this far; what came meanwhile is dropped here.
