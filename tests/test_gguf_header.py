@@ -189,7 +189,7 @@ def test_reads_a_large_vocabulary_quickly(tmp_path: Path) -> None:
     )
     started = time.process_time()
     header = read_header(path)
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < 5  # 0.1 s measured; quadratic would be minutes
     assert header.metadata["tokenizer.ggml.tokens"] == tokens
     assert header.metadata["tokenizer.ggml.merges"] == merges
 
