@@ -50,6 +50,10 @@ PROGRAM = "moe-coord"
 MAX_PROMPT_BYTES = 16 * 1024 * 1024  # some four million tokens: more than any context
 DESCRIPTION = """Run a mixture-of-experts model whose experts do not fit in memory.
 With -p, -f or --tokens it prints the answer and stops; without, it stays up."""
+USAGES = {  # where argparse's own would not say it
+    None: f"{PROGRAM} [flags]\n       {PROGRAM} COMMAND …",
+    "capped": f"{PROGRAM} capped [flags] -- COMMAND …",
+}
 MISSING = "the following arguments are required: "
 
 
@@ -166,14 +170,13 @@ def prompt_text(config: Config, standard_input: BinaryIO) -> str | None:
 def _capped(arguments: Sequence[str]) -> CappedCommand:
     """What stands behind ``--`` is not ours to read."""
     n_ours = arguments.index("--") if "--" in arguments else len(arguments)
-    values = _values("capped", arguments[:n_ours])
     inner = tuple(arguments[n_ours + 1 :])
-    if not inner:
+    if not inner and not {"-h", "--help"} & set(arguments):
         raise ConfigError(
             f"{PROGRAM} capped: expected -- and a command, found none; write "
             f"{PROGRAM} capped -m 1200M -- COMMAND ..."
         )
-    return CappedCommand(inner, **values)
+    return CappedCommand(inner, **_values("capped", arguments[:n_ours]))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -233,7 +236,7 @@ def _shown(text: str) -> str:
 def _parser(command: str | None, flags: Sequence[tuple[str, Flag]]) -> _Parser:
     parser = _Parser(
         prog=PROGRAM if command is None else f"{PROGRAM} {command}",
-        usage=None if command is not None else f"{PROGRAM} [flags]\n       {PROGRAM} COMMAND …",
+        usage=USAGES.get(command),
         description=DESCRIPTION if command is None else COMMANDS[command][0],
         epilog=_command_list() if command is None else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
