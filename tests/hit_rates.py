@@ -9,19 +9,20 @@ instruction set may draw another token somewhere, and then differs.
 """
 
 import argparse
+import random
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from arms import run_json
 
 from coordinator.policies import Key
 from coordinator.policy_choice import POLICIES
-from coordinator.replay_report import Result, pool_for, results_of
+from coordinator.replay_report import Pool, Result, pool_for, results_of
 from coordinator.sizes import PoolSize
-from coordinator.trace_file import Trace, read_trace
+from coordinator.trace_file import Trace, is_prompt, of_steps, read_trace
 from coordinator.trace_statistics import use_counts
 
 FOLDER = Path(__file__).parent
@@ -29,6 +30,8 @@ TARGET = FOLDER / "hit_rates.md"
 TEXTS = tuple(sorted(path.stem for path in (FOLDER / "prompts").glob("*.txt")))
 SHARES = (0.10, 0.25, 0.50, 0.75)
 N_TOKENS = 256
+STATIC_SHARE = 0.25
+N_CALIBRATION = 10
 FLAGS = ("--temperature", "0.8", "--top-p", "0.95", "--seed", "1", "--ignore-eos",
          "--numerics", "exact")  # fmt: skip
 HEAD = f"""\
@@ -44,6 +47,14 @@ pays 12 % more per expert for the alignment of these small slabs (3 % from 1 MiB
     python tests/hit_rates.py
 """
 
+STATIC_HEAD = f"""\
+## What a static hot set is worth
+
+Share of hits in % at {100 * STATIC_SHARE:.0f} % of the experts. The set is what is used most in:
+the whole text itself (it knows the future), the first {N_CALIBRATION} tokens of the text's own
+answer, the same of another text's; or drawn by lot.
+"""
+
 
 def main() -> int:
     """Write the file, or compare it."""
@@ -52,7 +63,8 @@ def main() -> int:
     is_check = parser.parse_args().check
     with tempfile.TemporaryDirectory() as name:
         traces = {text: record(text, Path(name)) for text in TEXTS}
-    written = "\n".join([HEAD, *[line for text in TEXTS for line in section(text, traces)]])
+    tables = [line for text in TEXTS for line in section(text, traces)]
+    written = "\n".join([HEAD, *tables, STATIC_HEAD, *hot_sets(traces)])
     if is_check:
         return 0 if TARGET.read_text() == written else 1
     TARGET.write_text(written)
@@ -89,6 +101,37 @@ def section(text: str, traces: dict[str, Trace]) -> Iterator[str]:
     for policy, cells in rows.items():
         yield f"| {policy} | {' | '.join(cells)} |"
     yield ""
+
+
+def hot_sets(traces: dict[str, Trace]) -> Iterator[str]:
+    """The table of static hot sets, with `lfu`, which begins with nothing, beside them."""
+    yield "| text | all of it | its first tokens | another's first tokens | by lot | lfu |"
+    yield "| --- |" + " ---: |" * 5
+    first = {name: first_tokens(trace) for name, trace in traces.items()}
+    for text, trace in traces.items():
+        other = next(name for name in traces if name != text)
+        header = trace.header
+        keys = [(layer, expert) for layer in header.layers for expert in range(header.n_experts)]
+        order = random.Random(1).sample(range(len(keys)), len(keys))
+        lot = Counter(dict(zip(keys, order, strict=True)))
+        pool = pool_for(trace, PoolSize(share=STATIC_SHARE))
+        begun = [use_counts(trace.needs), first[text], first[other], lot]
+        results = [last_result(trace, pool, "static", uses) for uses in begun]
+        results.append(last_result(trace, pool, "lfu", {}))
+        shares = [100 * result.outcome.all.hit_rate for result in results]
+        yield f"| {text} | " + " | ".join(f"{share:.1f}" for share in shares) + " |"
+    yield ""
+
+
+def last_result(trace: Trace, pool: Pool, policy: str, begun: Mapping[Key, float]) -> Result:
+    """Of the policy; the limits stand before it."""
+    return list(results_of(trace, pool, [policy], {policy: begun}))[-1]
+
+
+def first_tokens(trace: Trace) -> Counter[Key]:
+    """Uses by the first tokens of an answer."""
+    steps = [step for step in of_steps(trace.needs) if not is_prompt(step[0])]
+    return use_counts([need for step in steps[:N_CALIBRATION] for need in step])
 
 
 def cell(result: Result) -> str:
