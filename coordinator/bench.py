@@ -22,7 +22,6 @@ from coordinator.bench_line import common_of, comparison_of
 from coordinator.bench_merge import run_merge
 from coordinator.bench_models import Measured, measured_model, models_of, own_files
 from coordinator.bench_participants import Who, who_of
-from coordinator.bench_process import StopSignals, stop_signals
 from coordinator.bench_records import BlocksFile, Record, in_room, make_folder, open_blocks
 from coordinator.bench_results import write_results
 from coordinator.bench_rounds import Step, TimeLimit, run_rounds
@@ -32,6 +31,7 @@ from coordinator.bench_trace import SHARE_OF_TIME, TRACES, record_traces
 from coordinator.bench_warnings import warnings_of
 from coordinator.budget import ResourceError
 from coordinator.engine import EngineError
+from coordinator.signals import StopSignals, stop_signals
 
 EXIT_INTERNAL = 5
 N_ROUNDS = 6  # what a claim needs, see `bench_answers`

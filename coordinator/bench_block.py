@@ -16,9 +16,10 @@ from coordinator.bench_commands import BenchCommand
 from coordinator.bench_group import Limits
 from coordinator.bench_limits import disk_bytes_per_second
 from coordinator.bench_machine import state_of_machine
-from coordinator.bench_process import StopSignals, Watched, run_watched
+from coordinator.bench_process import Watched, run_watched
 from coordinator.bench_rooms import Room
 from coordinator.bench_timings import BlockError, Timings, measured
+from coordinator.signals import StopSignals
 
 TIMEOUT_SECONDS = 1800.0
 N_ERROR_CHARACTERS = 500

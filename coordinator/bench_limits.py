@@ -17,8 +17,9 @@ from typing import Any
 
 from coordinator.bench_cgroup import open_group
 from coordinator.bench_group import Limits
-from coordinator.bench_process import StopSignals, run_watched
+from coordinator.bench_process import run_watched
 from coordinator.bench_records import Record, value_of
+from coordinator.signals import StopSignals
 
 SECONDS = 1.5
 READS_IN_FLIGHT = 4

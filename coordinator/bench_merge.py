@@ -13,13 +13,13 @@ from typing import Any
 
 from coordinator.bench_answers import Answer, Finding, answer_of, shown
 from coordinator.bench_commands import BenchCommand
-from coordinator.bench_process import stop_signals
 from coordinator.bench_questions import Pair, Sweep
 from coordinator.bench_records import Record, make_folder, read_blocks, value_of
 from coordinator.bench_results import ANSWERS, draw_report
 from coordinator.bench_rooms import Room
 from coordinator.bench_warnings import warnings_of
 from coordinator.flag_values import ConfigError
+from coordinator.signals import stop_signals
 
 GiB_IN_KIB = 1 << 20
 

@@ -11,47 +11,16 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
 from coordinator.bench_group import Group, read_text
-from coordinator.signals import EXIT_CODES
+from coordinator.signals import StopSignals
 
 SAMPLE_SECONDS = 0.05
 TERMINATE_SECONDS = 5.0  # for a clean end before the program is killed
 MAX_OUTPUT_BYTES = 64 * 1024 * 1024
-
-
-@dataclass(slots=True)
-class StopSignals:
-    """The first of the signals that ask for an end; later ones change nothing."""
-
-    received: signal.Signals | None = None
-
-    @property
-    def exit_code(self) -> int | None:
-        """What the process exits with if a signal came."""
-        return EXIT_CODES[self.received] if self.received is not None else None
-
-
-@contextlib.contextmanager
-def stop_signals(noted: Collection[int] = tuple(EXIT_CODES)) -> Iterator[StopSignals]:
-    """Note signals while the `with` lasts; SIGINT, SIGTERM and SIGHUP that are not in `noted` are
-    without effect on this process (and none is ignored by those it starts)."""
-    stop = StopSignals()
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if number in noted:
-            stop.received = stop.received or signal.Signals(number)
-
-    before = {number: signal.signal(number, note) for number in EXIT_CODES}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @dataclass(slots=True)

@@ -14,9 +14,10 @@ from typing import Any
 from coordinator.bench_answers import Answer
 from coordinator.bench_group import ProcessTree
 from coordinator.bench_participants import Who
-from coordinator.bench_process import StopSignals, run_watched
+from coordinator.bench_process import run_watched
 from coordinator.bench_records import Record, value_of
 from coordinator.bench_warnings import warnings_of
+from coordinator.signals import StopSignals
 
 ANSWERS = "answers.json"
 REPORT_SECONDS = 600.0

@@ -14,7 +14,8 @@ from pathlib import Path
 from coordinator.bench_arms import arm_command
 from coordinator.bench_commands import Arm, PeerCommand
 from coordinator.bench_group import ProcessTree
-from coordinator.bench_process import StopSignals, run_watched
+from coordinator.bench_process import run_watched
+from coordinator.signals import StopSignals
 
 N_TOKENS = 16
 SERVER = "llama-server"

@@ -11,7 +11,8 @@ from pathlib import Path
 from coordinator.bench_arms import arm_command
 from coordinator.bench_commands import Arm
 from coordinator.bench_group import ProcessTree
-from coordinator.bench_process import StopSignals, run_watched
+from coordinator.bench_process import run_watched
+from coordinator.signals import StopSignals
 
 TRACES = ("trace-1.bin", "trace-2.bin")
 SHARE_OF_TIME = 0.15  # at most, for both

@@ -13,8 +13,9 @@ from coordinator.bench_cgroup import open_group
 from coordinator.bench_commands import CappedCommand
 from coordinator.bench_disk import disk_of, read_ahead
 from coordinator.bench_group import Group, Limits
-from coordinator.bench_process import run_attached, stop_signals
+from coordinator.bench_process import run_attached
 from coordinator.budget import ResourceError
+from coordinator.signals import stop_signals
 
 MiB = 1024 * 1024
 CANNOT_EXECUTE = 126

@@ -16,7 +16,7 @@ from coordinator.bench_arms import arm_command, read_arm
 from coordinator.bench_commands import Arm, CeilingCommand
 from coordinator.bench_group import ProcessTree
 from coordinator.bench_machine import describe_machine, versions
-from coordinator.bench_process import StopSignals, Watched, run_watched, stop_signals
+from coordinator.bench_process import Watched, run_watched
 from coordinator.bench_records import make_folder
 from coordinator.bench_results import draw_report, write_csv
 from coordinator.bench_timings import Measured, measured
@@ -24,6 +24,7 @@ from coordinator.budget import ResourceError, token_cycle_bytes
 from coordinator.cores import usable_cores
 from coordinator.engine import EngineError
 from coordinator.machine import read_machine
+from coordinator.signals import StopSignals, stop_signals
 from io_worker.model_file import open_model
 
 N_WARM_UP, N_TOKENS = 16, 48

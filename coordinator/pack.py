@@ -7,11 +7,11 @@ same bytes.
 from collections.abc import Iterator, Sequence
 
 from compute_worker.arch import resolve
-from coordinator.bench_process import stop_signals
 from coordinator.commands import PackCommand
 from coordinator.flag_values import ConfigError
 from coordinator.packed_header import PackedFile, packed_file
 from coordinator.part_file import PartFile, identity_of, part_file, part_of
+from coordinator.signals import stop_signals
 from coordinator.sizes import format_size
 from coordinator.terminal import Terminal
 from io_worker.gguf_header import MAX_TENSORS

@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator
 
 from coordinator.available_memory import AvailableMemory
-from coordinator.bench_process import stop_signals
 from coordinator.budget import MemoryPlan, ResourceError
 from coordinator.commands import PlanCommand
 from coordinator.config import settings_of
@@ -30,6 +29,7 @@ from coordinator.plan_advice import advice
 from coordinator.probes import Record, compute_record, disk_record, measured_of
 from coordinator.resolve import memory_plan, spare_bytes
 from coordinator.setup import Setup, prepared
+from coordinator.signals import stop_signals
 from coordinator.sizes import LARGEST_BYTES, format_size
 from coordinator.traced_routing import TracedRouting, read_routing
 

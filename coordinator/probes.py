@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from coordinator.bench_group import ProcessTree
-from coordinator.bench_process import StopSignals, Watched, run_watched
+from coordinator.bench_process import Watched, run_watched
 from coordinator.engine import EngineError
 from coordinator.forecast import ComputeTimes, Measured
 from coordinator.setup import Setup
+from coordinator.signals import StopSignals
 
 EXIT_INTERNAL = 5
 TIMEOUT_SECONDS = 3600.0

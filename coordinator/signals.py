@@ -1,10 +1,15 @@
-"""SIGINT, SIGTERM and SIGHUP of the coordinator: the first asks for a clean end, the second ends.
+"""SIGINT, SIGTERM and SIGHUP of the coordinator: the first asks for a clean end.
 
 A handler runs between bytecodes of the main thread and only takes a note; the loop looks at it.
+The second signal ends a run (`Signals`), and changes nothing for work that has files or the machine
+to put right first (`stop_signals`).
 """
 
+import contextlib
 import os
 import signal
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -40,3 +45,33 @@ class Signals:
         if self.received is not None:
             os._exit(EXIT_CODES[signal.Signals(number)])
         self.received = signal.Signals(number)
+
+
+@dataclass(slots=True)
+class StopSignals:
+    """The first of the signals that ask for an end; later ones change nothing."""
+
+    received: signal.Signals | None = None
+
+    @property
+    def exit_code(self) -> int | None:
+        """What the process exits with if a signal came."""
+        return EXIT_CODES[self.received] if self.received is not None else None
+
+
+@contextlib.contextmanager
+def stop_signals(noted: Collection[int] = tuple(EXIT_CODES)) -> Iterator[StopSignals]:
+    """Note signals while the `with` lasts; SIGINT, SIGTERM and SIGHUP that are not in `noted` are
+    without effect on this process (and none is ignored by those it starts)."""
+    stop = StopSignals()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if number in noted:
+            stop.received = stop.received or signal.Signals(number)
+
+    before = {number: signal.signal(number, note) for number in EXIT_CODES}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from compute_worker.arch import resolve
-from coordinator.bench_process import stop_signals
 from coordinator.commands import VerifyCommand
 from coordinator.flag_values import ConfigError
+from coordinator.signals import stop_signals
 from coordinator.sizes import format_size
 from coordinator.terminal import Terminal
 from io_worker.gguf_header import ModelFormatError

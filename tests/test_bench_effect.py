@@ -10,12 +10,12 @@ from coordinator.bench_arms import arm_command, read_arm
 from coordinator.bench_block import Participant, Place, run_block
 from coordinator.bench_commands import Arm, BenchCommand
 from coordinator.bench_group import Limits
-from coordinator.bench_process import StopSignals
 from coordinator.bench_questions import Pair, Sweep
 from coordinator.bench_records import Record
 from coordinator.bench_rooms import Room
 from coordinator.bench_rounds import Step, TimeLimit, run_rounds
 from coordinator.config import shipped_model
+from coordinator.signals import StopSignals
 
 ROOM = Room("20% of the experts in the pool", ("--pool", "20%"))
 PROGRAM = [sys.executable, "-P", str(Path(__file__).parent / "slow_reader.py")]

@@ -20,15 +20,9 @@ from coordinator.bench_group import (
     bytes_in_service_bytes,
     number_lines,
 )
-from coordinator.bench_process import (
-    StopSignals,
-    Watched,
-    first_line_of,
-    run_attached,
-    run_watched,
-    stop_signals,
-)
+from coordinator.bench_process import Watched, first_line_of, run_attached, run_watched
 from coordinator.budget import ResourceError
+from coordinator.signals import StopSignals, stop_signals
 
 MiB = 1 << 20
 CONTROLLED = os.geteuid() == 0 and os.access("/sys/fs/cgroup/memory/cgroup.procs", os.W_OK)
