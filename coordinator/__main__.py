@@ -11,7 +11,6 @@ from typing import NoReturn
 
 from coordinator.bench import run_bench
 from coordinator.bench_commands import BenchCommand, CappedCommand, CeilingCommand
-from coordinator.budget import ResourceError
 from coordinator.capped import run_capped
 from coordinator.ceiling import run_ceiling
 from coordinator.client_commands import ChatCommand, TopCommand
@@ -34,6 +33,7 @@ from coordinator.evaluate import evaluate
 from coordinator.flag_values import ConfigError
 from coordinator.generate import generate
 from coordinator.launch import ONE_THREAD
+from coordinator.limits import ResourceError
 from coordinator.model_map import show_map
 from coordinator.named_model import located
 from coordinator.pack import run_pack

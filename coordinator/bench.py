@@ -29,8 +29,8 @@ from coordinator.bench_table import block_line, table
 from coordinator.bench_tokens import compared_tokens
 from coordinator.bench_trace import SHARE_OF_TIME, TRACES, record_traces
 from coordinator.bench_warnings import warnings_of
-from coordinator.budget import ResourceError
 from coordinator.engine import EngineError
+from coordinator.limits import ResourceError
 from coordinator.signals import StopSignals, stop_signals
 
 EXIT_INTERNAL = 5

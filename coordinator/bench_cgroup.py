@@ -26,7 +26,7 @@ from coordinator.bench_group import (
     number_lines,
     read_text,
 )
-from coordinator.budget import ResourceError
+from coordinator.limits import ResourceError
 
 CGROUP_FOLDER = "sys/fs/cgroup"
 # Version 1 counts bytes only on disks that some group limits (Linux 6.10 on): no disk is that fast.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.bench_group import read_text
-from coordinator.budget import ResourceError
+from coordinator.limits import ResourceError
 
 
 @dataclass(frozen=True, slots=True)

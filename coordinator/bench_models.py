@@ -18,9 +18,9 @@ from compute_worker.arch import ModelSpec, resolve
 from coordinator.bench_cache import cached_bytes, drop_files
 from coordinator.bench_commands import BenchCommand
 from coordinator.bench_records import FOREIGN_BYTES, make_folder
-from coordinator.budget import ResourceError
 from coordinator.commands import SynthCommand
 from coordinator.flag_values import ConfigError
+from coordinator.limits import ResourceError
 from coordinator.sizes import format_size
 from coordinator.synth import run_synth
 from io_worker.model_file import open_model

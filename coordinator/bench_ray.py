@@ -22,10 +22,10 @@ from coordinator.bench_group import ProcessTree
 from coordinator.bench_merge import run_merge
 from coordinator.bench_process import run_watched
 from coordinator.bench_records import BLOCKS, make_folder
-from coordinator.budget import ResourceError
 from coordinator.command_line import parse
 from coordinator.engine import EngineError
 from coordinator.flag_values import ConfigError
+from coordinator.limits import ResourceError
 from coordinator.signals import StopSignals
 
 try:

@@ -24,6 +24,7 @@ from coordinator.footprint import (
     with_tables,
     without_tables,
 )
+from coordinator.limits import ResourceError
 from coordinator.memory_request import MemoryRequest
 from coordinator.sizes import PoolSize, format_size
 from coordinator.slot_classes import (
@@ -41,10 +42,6 @@ SCRATCH_SHARE = 10  # a tenth
 SCRATCH_SHARE_OF_PROMPT = Fraction(15, 100)
 CHUNK_STEP_TOKENS, MAX_CHUNK_TOKENS = 64, 2048
 SHIPPED_POOL_SHARE = 0.4  # so that a first run with the small model shows misses
-
-
-class ResourceError(Exception):
-    """The machine does not hold what was asked for: one line with the numbers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from coordinator.bench_commands import CappedCommand
 from coordinator.bench_disk import disk_of, read_ahead
 from coordinator.bench_group import Group, Limits
 from coordinator.bench_process import run_attached
-from coordinator.budget import ResourceError
+from coordinator.limits import ResourceError
 from coordinator.signals import stop_signals
 
 MiB = 1024 * 1024

@@ -20,9 +20,10 @@ from coordinator.bench_process import Watched, run_watched
 from coordinator.bench_records import make_folder
 from coordinator.bench_results import draw_report, write_csv
 from coordinator.bench_timings import Measured, measured
-from coordinator.budget import ResourceError, token_cycle_bytes
+from coordinator.budget import token_cycle_bytes
 from coordinator.cores import usable_cores
 from coordinator.engine import EngineError
+from coordinator.limits import ResourceError
 from coordinator.machine import read_machine
 from coordinator.signals import StopSignals, stop_signals
 from io_worker.model_file import open_model

@@ -5,9 +5,10 @@ ones, only a trial tells (`compute_worker.memory_trial`). Whether there may be o
 """
 
 from compute_worker.arch import ModelSpec
-from coordinator.budget import MemoryPlan, ResourceError
+from coordinator.budget import MemoryPlan
 from coordinator.config import Config
 from coordinator.footprint import table_bytes
+from coordinator.limits import ResourceError
 from coordinator.sizes import format_size
 
 # what is held twice while experts move: a part of a layer and the ends of its huge pages, or the

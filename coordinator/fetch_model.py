@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.__main__ import reported
-from coordinator.budget import ResourceError
 from coordinator.flag_values import ConfigError
+from coordinator.limits import ResourceError
 from coordinator.model_names import (
     HubName,
     advice,

@@ -24,7 +24,7 @@ from typing import Any
 
 import zmq
 
-from coordinator.budget import ResourceError
+from coordinator.limits import ResourceError
 from shm.birth import SIGNALS_OF_THE_PARENT, ChildArguments, encode_arguments
 from shm.link import endpoint_in, make_socket_directory, pair_socket, remove_socket_directory
 from shm.messages import decode

@@ -1,13 +1,12 @@
 """Limits of this process (`ulimit`) that a run needs, seen to before anything is started.
 
 ZeroMQ ends the whole process when it meets the limit of open files: it must not come to that.
+`ResourceError` is raised by all who find less of something than was asked for.
 """
 
 import os
 import resource
 from pathlib import Path
-
-from coordinator.budget import ResourceError
 
 # standard streams, the pool twice, ZeroMQ's own (3 eventfds, 2 epoll), a file of /proc; measured 22
 FILES_OF_THE_PROCESS = 28
@@ -17,6 +16,10 @@ THREADS_PER_PROCESS = 3  # its own and two of ZeroMQ
 THREADS_OF_METRICS = 4  # what listens, and answers under way
 # CAP_SYS_ADMIN and CAP_SYS_RESOURCE: who has one of them may start as many as there is room for
 UNLIMITED_CAPABILITIES = 1 << 21 | 1 << 24
+
+
+class ResourceError(Exception):
+    """The machine does not hold what was asked for: one line with the numbers."""
 
 
 def check_open_files(n_children: int, n_model_files: int) -> None:

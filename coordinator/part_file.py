@@ -19,8 +19,8 @@ import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from coordinator.budget import ResourceError
 from coordinator.flag_values import ConfigError
+from coordinator.limits import ResourceError
 from coordinator.packed_header import START, PackedFile
 from coordinator.sizes import format_size
 from io_worker.packed_layout import CHECKSUM_BYTES, CHECKSUMS_AT, header_checksum

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 
 from coordinator.available_memory import AvailableMemory
-from coordinator.budget import MemoryPlan, ResourceError
+from coordinator.budget import MemoryPlan
 from coordinator.commands import PlanCommand
 from coordinator.config import settings_of
 from coordinator.forecast import (
@@ -22,6 +22,7 @@ from coordinator.forecast import (
     forecasts,
     start_seconds,
 )
+from coordinator.limits import ResourceError
 from coordinator.machine import Machine, read_machine
 from coordinator.memory_request import OnlySequence
 from coordinator.packing_gain import PACK, PackingGain, packing_gain

@@ -8,10 +8,11 @@ import dataclasses
 import secrets
 
 from compute_worker.arch import ModelSpec
-from coordinator.budget import MemoryPlan, ResourceError, plan_memory
+from coordinator.budget import MemoryPlan, plan_memory
 from coordinator.config import Config, shipped_model
 from coordinator.cores import plan_cores
 from coordinator.experts_in import experts_in
+from coordinator.limits import ResourceError
 from coordinator.machine import Machine
 from coordinator.memory_request import MemoryRequest, OnlySequence
 from coordinator.sizes import PoolSize

@@ -23,9 +23,9 @@ from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
-from coordinator.budget import ResourceError
 from coordinator.commands import SynthCommand
 from coordinator.flag_values import ConfigError
+from coordinator.limits import ResourceError
 from coordinator.sizes import format_size
 from coordinator.synth_blocks import random_weights
 from coordinator.synth_header import SynthTensor, header_bytes, padded, vocabulary_entries

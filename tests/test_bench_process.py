@@ -21,7 +21,7 @@ from coordinator.bench_group import (
     number_lines,
 )
 from coordinator.bench_process import Watched, first_line_of, run_attached, run_watched
-from coordinator.budget import ResourceError
+from coordinator.limits import ResourceError
 from coordinator.signals import StopSignals, stop_signals
 
 MiB = 1 << 20

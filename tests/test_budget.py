@@ -7,14 +7,10 @@ from hypothesis import strategies as st
 
 from compute_worker.arch import ModelSpec, dense_bytes, kv_block_bytes, resolve
 from coordinator.available_memory import AvailableMemory
-from coordinator.budget import (
-    SCRATCH_SHARE_OF_PROMPT,
-    ResourceError,
-    plan_memory,
-    token_cycle_bytes,
-)
+from coordinator.budget import SCRATCH_SHARE_OF_PROMPT, plan_memory, token_cycle_bytes
 from coordinator.flag_values import ConfigError
 from coordinator.footprint import scratch_bytes
+from coordinator.limits import ResourceError
 from coordinator.memory_request import MemoryRequest, OnlySequence
 from coordinator.sizes import PoolSize
 from coordinator.slot_classes import smallest_pool_bytes, whole_pool_bytes

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.budget import ResourceError
-from coordinator.limits import check_threads, running_threads
+from coordinator.limits import ResourceError, check_threads, running_threads
 
 USER = os.getuid()
 

@@ -6,8 +6,8 @@ from gguf_builder import tiny_model
 from compute_worker.arch import ModelSpec
 from compute_worker.arch import resolve as resolve_model
 from coordinator.available_memory import AvailableMemory
-from coordinator.budget import ResourceError
 from coordinator.config import Config, settings_of
+from coordinator.limits import ResourceError
 from coordinator.machine import Machine
 from coordinator.resolve import memory_plan, resolve, spare_bytes
 from coordinator.sizes import PoolSize

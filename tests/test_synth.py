@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from compute_worker.arch import resolve
-from coordinator.budget import ResourceError
 from coordinator.commands import SYNTH_MIXES, SYNTH_SHAPES, SynthCommand
 from coordinator.flag_values import ConfigError
+from coordinator.limits import ResourceError
 from coordinator.synth import MIXES, SHAPES, Model, run_synth, write_model
 from io_worker.ggml_types import GGML_TYPES
 from io_worker.model_file import open_model
