@@ -203,7 +203,7 @@ def _check_against_model(request: MemoryRequest, spec: ModelSpec) -> None:
         )
     if request.pool is not None and request.has_pool:
         smallest, whole = smallest_pool_bytes(spec.slabs), whole_pool_bytes(spec.slabs)
-        found = pool_request_bytes(request.pool, whole)
+        found = request.pool.bytes_of(whole)
         if found < smallest:
             raise ConfigError(
                 f"--pool: expected at least {smallest} bytes ({MIN_SLOTS} slots for the largest "
@@ -230,10 +230,10 @@ def _pool_bounds(request: MemoryRequest, spec: ModelSpec) -> tuple[int, int]:
         return 0, 0
     whole = whole_pool_bytes(spec.slabs)
     if request.pool is not None:
-        wanted = pool_request_bytes(request.pool, whole)
+        wanted = request.pool.bytes_of(whole)
         return wanted, wanted
     share = SHIPPED_POOL_SHARE if request.is_shipped_model else 1.0
-    return smallest_pool_bytes(spec.slabs), pool_request_bytes(PoolSize(share=share), whole)
+    return smallest_pool_bytes(spec.slabs), PoolSize(share=share).bytes_of(whole)
 
 
 def _layout(
@@ -243,14 +243,6 @@ def _layout(
     return (
         pool_layout(spec.slabs, spec.n_active, limit) if request.has_pool else (PoolLayout(()), ())
     )
-
-
-def pool_request_bytes(pool: PoolSize, whole: int) -> int:
-    """Bytes of a requested pool, `whole` being those of all experts."""
-    if pool.n_bytes is not None:
-        return min(pool.n_bytes, whole)
-    assert pool.share is not None
-    return round(pool.share * whole)
 
 
 def _context(request: MemoryRequest, spec: ModelSpec, room: int) -> tuple[int, int]:

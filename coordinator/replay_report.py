@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from coordinator.budget import pool_request_bytes
 from coordinator.flag_values import ConfigError
 from coordinator.geometry import PoolGeometry, pool_geometry
 from coordinator.imatrix import read_imatrix
@@ -91,7 +90,7 @@ def _pools(trace: Trace, sizes: Sequence[PoolSize]) -> tuple[list[Pool], list[Po
 def pool_for(trace: Trace, size: PoolSize) -> Pool:
     """The pool that a run with `--pool SIZE` gets. Raises `PoolTooSmallError`."""
     slabs = trace.header.slab_table()
-    n_bytes = pool_request_bytes(size, whole_pool_bytes(slabs))
+    n_bytes = size.bytes_of(whole_pool_bytes(slabs))
     layout, classes = pool_layout(slabs, trace.header.n_active, n_bytes)
     return Pool(str(size), n_bytes, layout, pool_geometry(slabs, layout, classes))
 

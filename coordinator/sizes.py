@@ -23,6 +23,13 @@ class PoolSize:
     n_bytes: int | None = None
     share: float | None = None
 
+    def bytes_of(self, whole_bytes: int) -> int:
+        """Bytes of the pool, `whole_bytes` being those of all experts: never more."""
+        if self.n_bytes is not None:
+            return min(self.n_bytes, whole_bytes)
+        assert self.share is not None
+        return round(self.share * whole_bytes)
+
     def __str__(self) -> str:
         if self.share is None:
             return str(self.n_bytes)
