@@ -1,19 +1,22 @@
-"""What this machine allows, read once at start: cores and memory. It decides nothing."""
+"""What this machine allows, read once at start: cores, memory, kernels. It decides nothing."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
+from compute_worker.native_types import is_built
 from coordinator.available_memory import AvailableMemory, available_memory
 from coordinator.cores import effective_cores, quota_cores, usable_cores
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Cores of the affinity mask, the cgroup's CPU quota in cores (None: none), and memory."""
+    """Cores of the affinity mask, the cgroup's CPU quota in cores (None: none), memory, and whether
+    the install has compiled kernels."""
 
     cores: tuple[int, ...]
     quota_cores: float | None
     memory: AvailableMemory
+    has_native_kernels: bool = True
 
     @property
     def n_effective_cores(self) -> int:
@@ -23,4 +26,4 @@ class Machine:
 
 def read_machine(root: Path = Path("/")) -> Machine:
     """Read it now; `root` is where `proc` and `sys` lie."""
-    return Machine(usable_cores(), quota_cores(root), available_memory(root))
+    return Machine(usable_cores(), quota_cores(root), available_memory(root), is_built())
