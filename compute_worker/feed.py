@@ -197,8 +197,8 @@ class ExpertFeed:
         if known:
             wanted = [pairs.pop(location.expert) for location in known]
             self._compute(layer, self._addresses(known), wanted, x, out)
-        self.released += [location.lease for location in known]
-        fed.since_ns = self._now()
+            self.released += [location.lease for location in known]
+            fed.since_ns = self._now()
         while pairs:
             there = {location.expert: location for location in self._next_there(fed)}  # once each
             mine = [location for expert, location in there.items() if expert in pairs]
