@@ -50,6 +50,7 @@ from shm.messages import (
 )
 from shm.notices import take_notices
 from shm.pool import PoolError, PoolMapping
+from shm.time_slices import DEFAULT_NANOSECONDS, SHORT_NANOSECONDS, set_slice
 
 HEARTBEAT_SECONDS = 0.5
 WELCOME_TIMEOUT_SECONDS = 30.0
@@ -148,11 +149,13 @@ def main() -> int:
         print(f"compute_worker: started by the coordinator only ({error})", file=sys.stderr)
         return EXIT_CONFIGURATION
     birth = begin_life(arguments)
+    set_slice(SHORT_NANOSECONDS)  # of the threads that carry messages
     try:
         with (
             zmq.Context(io_threads=1) as context,
             pair_socket(context, arguments.endpoint, bind=False) as socket,
         ):
+            set_slice(DEFAULT_NANOSECONDS)  # of those that compute
             return live(arguments, birth, SocketLink(socket, arguments))
     except LinkError as error:
         print(f"{arguments.process}: {error}", file=sys.stderr)

@@ -162,7 +162,8 @@ class Engine:
                 self.finish(late)
             else:
                 self.forget(late)
-        return StepDone(step.step, sampled, times, self._feed.standing_uses, released, cancelled)
+        uses, earlier = self._feed.standing_uses, self._feed.take_earlier()
+        return StepDone(step.step, sampled, times, uses, released, cancelled, earlier)
 
     def _run(self, step: Step) -> tuple[Sampled, ...]:
         batch = self._batch(step)

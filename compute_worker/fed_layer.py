@@ -26,12 +26,14 @@ class FedLayer:
     on_the_way: dict[int, Location] = field(default_factory=dict)
     n_waiting: int = 0  # as the last grant said
     stands: bool = False  # what came last needs no release
+    lasts: bool = False  # what comes is granted beyond the layer
     waits: list[tuple[int, int]] = field(default_factory=list)
     reads: list[ReadSpan] = field(default_factory=list)
 
     def granted(self, grant: Grant) -> None:
         """What came without a notice, or comes again, is not on its way any more."""
         self.stands, self.n_waiting = grant.standing, grant.n_waiting
+        self.lasts = self.lasts or grant.lasting
         self.reads.extend(grant.reads)
         for location in grant.locations:
             self.on_the_way.pop(location.lease.slot, None)

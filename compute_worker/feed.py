@@ -1,7 +1,8 @@
 """Feeds the forward pass with experts: asks for a layer's, computes them as they are granted.
 
-One `Need` per layer; what is resident is granted at once and computed while the rest is read, in
-one kernel call; each miss is computed as it lands, which its reader tells by a `SlabNotice`.
+What has a lasting grant is computed at once, in one kernel call. A layer of which that is not all
+sends a `Need` before; what else is resident is granted at once and computed while the rest is read;
+each miss is computed as it lands, which its reader tells by a `SlabNotice`.
 Outputs are kept per (token, expert) and summed in ascending expert id, so the order of arrival
 never shows in a result.
 
@@ -18,21 +19,24 @@ import numpy.typing as npt
 from compute_worker.fed_layer import FedLayer, Waiting
 from compute_worker.forward import group_by_expert
 from compute_worker.kernels import Kernels
+from compute_worker.lasting import LastingGrants
 from compute_worker.link import Link
-from compute_worker.matrix import Addresses, ExpertShape, Floats, Integers
+from compute_worker.matrix import Addresses, Floats, Integers, shape_of
 from compute_worker.own_memory import OwnMemory
 from compute_worker.regions import Regions
-from io_worker.slabs import LayerSlabs, SlabTable
+from io_worker.slabs import SlabTable
 from shm.messages import (
     Abort,
     Adopt,
     Adopted,
     Cancel,
     Dropped,
+    Evicted,
     ExpertUse,
     Finished,
     Forget,
     Grant,
+    KnownLayer,
     Location,
     Need,
     Release,
@@ -76,8 +80,10 @@ class ExpertFeed:
         self._now = now
         self._n_active = n_active
         self._alone = list(np.arange(n_active, dtype=np.int32)[:, None])  # pairs of a lone token
-        self._shapes = {layer.layer: _shape(layer) for layer in slabs.layers}
+        self._shapes = {layer.layer: shape_of(layer) for layer in slabs.layers}
         self._standing: dict[int, Addresses] = {}  # layer -> (E, 3)
+        self._lasting = LastingGrants(regions)
+        self._earlier: list[KnownLayer] = []  # computed without a `Need`, not told yet
         self._step: int | None = None  # None: no step runs
         self._recent: npt.NDArray[np.bool_] | None = None
         self._noticed: dict[int, SlabNotice] = {}  # the last one of each slot
@@ -104,6 +110,11 @@ class ExpertFeed:
         released, self.released = tuple(self.released), []
         return released
 
+    def take_earlier(self) -> tuple[KnownLayer, ...]:
+        """Layers that the next message tells of."""
+        earlier, self._earlier = self._earlier, []
+        return tuple(earlier)
+
     def note(self, message: object) -> None:
         """Take a message that no `Need` waits for: it may end the step at the next layer boundary.
 
@@ -114,6 +125,8 @@ class ExpertFeed:
                 self._cancelled.add(request)
             case Grant(layer, standing=True):
                 self._stand(layer, message, self._intact(layer, message.locations))
+            case Evicted(keys):
+                self._lasting.forget(keys)
             case Adopt():
                 self._adopt(message)
             case Revoke(layers):
@@ -174,22 +187,44 @@ class ExpertFeed:
     def _compute_granted(
         self, layer: int, pairs: dict[int, Integers], x: Floats, out: Floats
     ) -> None:
+        known, uses = self._lasting.known(layer, pairs), self._uses(pairs)
+        if len(known) == len(pairs):
+            self._earlier.append(KnownLayer(layer, uses))
+            self._compute(layer, self._addresses(known), list(pairs.values()), x, out)
+            return
         fed = FedLayer(layer, self._now())
-        uses = self._uses(pairs)
-        assert self._step is not None
-        self._link.send(Need(self._step, layer, uses, self._guess(layer, x), self.take_released()))
+        self._ask(layer, uses, known, x)
+        if known:
+            wanted = [pairs.pop(location.expert) for location in known]
+            self._compute(layer, self._addresses(known), wanted, x, out)
+            self.released += [location.lease for location in known]
+            fed.since_ns = self._now()
         while pairs:
             there = {location.expert: location for location in self._next_there(fed)}  # once each
             mine = [location for expert, location in there.items() if expert in pairs]
             if mine:
                 wanted = [pairs.pop(location.expert) for location in mine]
                 self._compute(layer, self._addresses(mine), wanted, x, out)
+                if fed.lasts:
+                    self._lasting.keep(layer, mine)
             if not fed.stands:
                 self.released += [location.lease for location in mine]
-            if fed.n_waiting and self.released:  # somebody waits for these slots: do not delay
-                self._link.send(Release(self.take_released()))
+            self._give_back(fed)
             fed.since_ns = self._now()
         fed.account(self.waiting)
+
+    def _give_back(self, fed: FedLayer) -> None:
+        """Where somebody waits for slots, do not delay."""
+        if fed.n_waiting and self.released:
+            self._link.send(Release(self.take_released()))
+
+    def _ask(
+        self, layer: int, uses: tuple[ExpertUse, ...], known: list[Location], x: Floats
+    ) -> None:
+        assert self._step is not None
+        of = tuple([location.expert for location in known])
+        told = (self._guess(layer, x), self.take_released(), of, self.take_earlier())
+        self._link.send(Need(self._step, layer, uses, *told))
 
     def _uses(self, pairs: dict[int, Integers]) -> tuple[ExpertUse, ...]:
         if self._recent is None:
@@ -233,6 +268,7 @@ class ExpertFeed:
     def _granted(self, fed: FedLayer, grant: Grant) -> list[Location]:
         fed.end_wait(self._now())
         fed.granted(grant)
+        self._give_back(fed)  # what was known is computed, and nothing else may come before that
         intact = self._intact(fed.layer, grant.locations)
         self._stand(fed.layer, grant, intact)
         slots = [location.lease.slot for location in grant.on_the_way]
@@ -248,22 +284,17 @@ class ExpertFeed:
 
     def _stand(self, layer: int, grant: Grant, intact: list[Location]) -> None:
         """Keep a standing grant, if all of it is there."""
+        if grant.standing:
+            self._lasting.forget_layer(layer)
         if grant.standing and len(intact) == len(grant.locations):
             self._standing[layer] = self._addresses(intact)  # (E, 3)
 
     def _addresses(self, locations: Sequence[Location]) -> Addresses:
-        found = [self._regions.addresses(location) for location in locations]
-        return np.array(found, np.uint64)
+        return np.array([self._regions.addresses(each) for each in locations], np.uint64)
 
     def _compute(
         self, layer: int, addresses: Addresses, pairs: list[Integers], x: Floats, out: Floats
     ) -> None:
-        started_ns = time.monotonic_ns()
-        shape = self._shapes[layer]
-        self._kernels.expert_blocks(shape, addresses, pairs, self._n_active, x, out)
+        blocks, started_ns = self._kernels.expert_blocks, time.monotonic_ns()
+        blocks(self._shapes[layer], addresses, pairs, self._n_active, x, out)
         self.computing_ns += time.monotonic_ns() - started_ns
-
-
-def _shape(layer: LayerSlabs) -> ExpertShape:
-    gate, up, down = layer.gate, layer.up, layer.down
-    return ExpertShape(gate.type, up.type, down.type, gate.n_cols, gate.n_rows)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from io_worker.ggml_types import row_bytes
+from io_worker.slabs import LayerSlabs
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int32]
@@ -52,6 +53,12 @@ class ExpertShape:
             (self.up_type, self.expert_width, self.width),
             (self.down_type, self.width, self.expert_width),
         )
+
+
+def shape_of(layer: LayerSlabs) -> ExpertShape:
+    """Of the experts of a layer, as its slabs have them."""
+    gate, up, down = layer.gate, layer.up, layer.down
+    return ExpertShape(gate.type, up.type, down.type, gate.n_cols, gate.n_rows)
 
 
 def matrix_at(address: int, type_id: int, n_rows: int, n_cols: int) -> Matrix:

@@ -7,14 +7,15 @@ the allocated bytes of the pool once. Page cache is the system's, not ours.
 import os
 import re
 from pathlib import Path
+from typing import Literal
 
 PRIVATE_FIELDS = re.compile(rb"^(?:RssAnon|VmPTE):\s+(\d+) kB$", re.MULTILINE)
 
 
-def private_bytes(pid: int) -> int:
+def private_bytes(pid: int | Literal["self"], proc: Path = Path("/proc")) -> int:
     """RssAnon + VmPTE of a process; 0 when it is gone. Fields of proc(5) status are in KiB."""
     try:
-        status = Path(f"/proc/{pid}/status").read_bytes()
+        status = (proc / str(pid) / "status").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return 0
     return sum(int(found) * 1024 for found in PRIVATE_FIELDS.findall(status))

@@ -135,9 +135,7 @@ def plan_memory(request: MemoryRequest, spec: ModelSpec, available: AvailableMem
     n_mappings = 1 + request.n_io_workers
     dense = float_bytes(spec) if request.maps_dense else dense_bytes(spec)
     processes = _processes(request, spec)
-    least_scratch = scratch_bytes(
-        spec, request.chunk_tokens or CHUNK_STEP_TOKENS, request.n_sequences
-    )
+    least_scratch = _scratch(request, spec, request.chunk_tokens or CHUNK_STEP_TOKENS)
     parts = {
         "processes": processes,
         "dense weights": with_tables(dense),
@@ -154,7 +152,7 @@ def plan_memory(request: MemoryRequest, spec: ModelSpec, available: AvailableMem
     prompt = min(context, request.only.prompt_tokens if request.only else context)
     most_scratch = room + least_scratch
     chunk = request.chunk_tokens or _chunk(request, spec, prompt, budget, most_scratch)
-    scratch = scratch_bytes(spec, chunk, request.n_sequences)
+    scratch = _scratch(request, spec, chunk)
     rest = budget - processes - with_tables(dense) - with_tables(kv) - with_tables(scratch)
     limit = max(floor, min(wanted, without_tables(rest, n_mappings)))
     layout, class_of_layer = _layout(request, spec, limit)
@@ -273,15 +271,17 @@ def _chunk(
 def _largest_chunk(request: MemoryRequest, spec: ModelSpec, room: int) -> int:
     """The most tokens whose scratch fits a room, one step at least."""
     steps = range(CHUNK_STEP_TOKENS, MAX_CHUNK_TOKENS + 1, CHUNK_STEP_TOKENS)
-    fitting = [n for n in steps if scratch_bytes(spec, n, request.n_sequences) <= room]
+    fitting = [n for n in steps if _scratch(request, spec, n) <= room]
     return max(fitting, default=CHUNK_STEP_TOKENS)
+
+
+def _scratch(request: MemoryRequest, spec: ModelSpec, chunk: int) -> int:
+    return scratch_bytes(spec, chunk, request.n_sequences, dequantises=request.dequantises)
 
 
 def _refusal(budget: int, source: str, parts: dict[str, int]) -> ResourceError:
     needed = sum(parts.values())
-    spelled = ", ".join(
-        f"{name} {format_size(n_bytes)}" for name, n_bytes in parts.items() if n_bytes
-    )
+    spelled = ", ".join(f"{name} {format_size(n)}" for name, n in parts.items() if n)
     return ResourceError(
         f"memory: expected at least {format_size(needed)} ({spelled}), found "
         f"{format_size(budget)} ({source}); give more with --memory, or ask for less with "

@@ -46,7 +46,9 @@ def processes_bytes(
     return COORDINATOR_BYTES + COMPUTE_BYTES + workers + threads + vocabulary
 
 
-def scratch_bytes(spec: ModelSpec, chunk_tokens: int, n_sequences: int = 1) -> int:
+def scratch_bytes(
+    spec: ModelSpec, chunk_tokens: int, n_sequences: int = 1, *, dequantises: bool = True
+) -> int:
     """The arrays of a prompt chunk of T tokens, and of the sampling of a token of each sequence.
 
     Experts: what each gave per token, the hidden state, its normed copy, and a copy in 8 bits, so
@@ -58,7 +60,8 @@ def scratch_bytes(spec: ModelSpec, chunk_tokens: int, n_sequences: int = 1) -> i
     rows = min(chunk_tokens, ATTENTION_TOKENS)
     n_rows = SAMPLING_ROWS + n_sequences - 1  # only the scores are there for all at once
     attention = 4 * rows * (2 * width + 4 * queries + 2 * keys)
-    return experts + attention + PANEL_BYTES + n_rows * 4 * spec.vocabulary_size
+    panel = PANEL_BYTES if dequantises else 0
+    return experts + attention + panel + n_rows * 4 * spec.vocabulary_size
 
 
 def float_bytes(spec: ModelSpec) -> int:

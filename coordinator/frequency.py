@@ -118,8 +118,9 @@ class Lfu:
     def admit(self, key: Key, now: int) -> None:
         """See `Policy`."""
         score = self._score.get(key, -math.inf)
-        surplus, last = BOOST_SHARE * self._repeats.surplus, self._last[key[0]]
-        if surplus and key in last and len(last) <= self._max_last:
+        last = self._last[key[0]]
+        surplus = BOOST_SHARE * self._repeats.surplus if key in last else 0.0
+        if surplus and len(last) <= self._max_last:
             boost = math.log2(surplus / SHARE_OF_ONE_TOKEN)
             score = _log2_add(score, now / self._half_life_needs + boost)
             self._boosted[key[0]].append(key)
@@ -127,11 +128,13 @@ class Lfu:
 
     def _rank(self, key: Key, score: float, at: int) -> None:
         """The place of a resident key in its class."""
-        slot_class = self._class_of_layer[key[0]]
-        self._n_resident[slot_class] += key not in self._resident[key[0]]
-        self._resident[key[0]][key] = (score, at)
-        heapq.heappush(self._heaps[slot_class], (score, at, key))
-        self._sweep(slot_class)
+        slot_class, own = self._class_of_layer[key[0]], self._resident[key[0]]
+        heap = self._heaps[slot_class]
+        self._n_resident[slot_class] += key not in own
+        own[key] = (score, at)
+        heapq.heappush(heap, (score, at, key))
+        if len(heap) > 8 * self._n_resident[slot_class] + 64:
+            self._sweep(slot_class)
 
     def forget(self, key: Key) -> None:
         """See `Policy`."""
@@ -172,15 +175,14 @@ class Lfu:
         return found
 
     def _sweep(self, slot_class: int) -> None:
-        """Throw stale entries away before they outnumber the others by far."""
+        """Throw stale entries away: they outnumber the others by far."""
         heap = self._heaps[slot_class]
-        if len(heap) > 8 * self._n_resident[slot_class] + 64:
-            heap[:] = [
-                (*entry, key)
-                for layer in self._layers[slot_class]
-                for key, entry in self._resident[layer].items()
-            ]
-            heapq.heapify(heap)
+        heap[:] = [
+            (*entry, key)
+            for layer in self._layers[slot_class]
+            for key, entry in self._resident[layer].items()
+        ]
+        heapq.heapify(heap)
 
 
 def _seed_scores(seed: Mapping[Key, float], n_active: int) -> Iterable[tuple[Key, float]]:
@@ -194,5 +196,6 @@ def _seed_scores(seed: Mapping[Key, float], n_active: int) -> Iterable[tuple[Key
 
 
 def _log2_add(a: float, b: float) -> float:
-    high, low = max(a, b), min(a, b)
-    return high + math.log2(1.0 + 2.0 ** (low - high))
+    if a < b:
+        a, b = b, a
+    return a + math.log2(1.0 + 2.0 ** (b - a))

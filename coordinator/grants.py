@@ -15,13 +15,16 @@ from shm.messages import Grant, Location, ReadSpan
 class Grants:
     """Locations of what is ready, which layers stand, and which would if they were whole."""
 
-    def __init__(self, geometry: PoolGeometry, slots: SlotTable, *, standing: bool) -> None:
+    def __init__(
+        self, geometry: PoolGeometry, slots: SlotTable, *, standing: bool, lasting: bool
+    ) -> None:
         self._geometry = geometry
         self._slots = slots
         self._locations: dict[int, Location] = {}  # by slot: a hit costs a look-up
         self.standing: set[int] = set()
         self.may_stand: set[int] = set()
         self._stands_when_whole = standing
+        self._lasts = lasting
         self.resize(geometry.slots_of_class, set())
 
     def note_ready(self, slot: Slot) -> None:
@@ -39,8 +42,11 @@ class Grants:
         self.standing.discard(layer)  # it stood, but compute could not keep that: a slot was lost
         for slot in on_the_way:
             self.note_ready(slot)  # it lies where it will lie
-        found_there, coming = self.locations_of(hits), self.locations_of(on_the_way)
-        return Grant(layer, found_there, (), served.n_waiting, False, step, coming)
+        unknown = [slot for slot in hits if slot.key and slot.key[1] not in served.need.known]
+        found_there, coming = self.locations_of(unknown), self.locations_of(on_the_way)
+        # in waves one expert follows another into its slot: none of them is there for long
+        lasts = self._lasts and not served.n_waiting
+        return Grant(layer, found_there, (), served.n_waiting, False, step, coming, lasts)
 
     def stand(self, layer: int) -> Grant | None:
         """The standing grant of a layer that may stand from now on and did not before."""

@@ -32,3 +32,4 @@ class MemoryRequest:
     maps_dense: bool = False  # the page cache has the dense weights
     n_file_mappings: int = 0  # of all model files, in all processes
     has_http: bool = False  # a process that talks to clients
+    dequantises: bool = True  # weights become float32, a panel at a time

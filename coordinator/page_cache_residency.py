@@ -25,6 +25,7 @@ from shm.messages import (
     Adopted,
     Dropped,
     Grant,
+    KnownLayer,
     Location,
     Need,
     ReadFailed,
@@ -220,7 +221,11 @@ class PageCacheResidency:
         """See `Residency`. Everything stays where it is."""
         return []
 
-    def handle_moved(self, moved: Adopted | Dropped) -> list[Action]:
+    def note_known(self, known: KnownLayer) -> None:
+        """See `Residency`."""
+        raise AssertionError(f"no grant lasts here: {known}")
+
+    def handle_moved(self, moved: Adopted | Dropped, *, is_stepping: bool) -> list[Action]:
         """See `Residency`."""
         raise AssertionError(f"nothing was adopted: {moved}")
 

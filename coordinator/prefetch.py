@@ -73,6 +73,11 @@ class Prefetch:
         self._acting_block = False
 
     @property
+    def may_act(self) -> bool:
+        """Whether it was asked for."""
+        return self._mode != "off"
+
+    @property
     def is_acting(self) -> bool:
         """Whether guesses may be read now."""
         return self.phase is Phase.ON or (self.phase is Phase.TRIAL and self._acting_block)

@@ -6,19 +6,21 @@ facts, returns actions, and does no I/O: it reads no clock, draws no random numb
 What it guarantees, and a change must keep:
 
 - Hits are granted before any read is asked for; a slot in use or being filled is never evicted.
+- What compute may use without asking (a lasting grant) is evicted only where a `Need` waits for its
+  answer, or between two steps, and compute is told first.
 - All victims of a layer are chosen when its `Need` is handled, also for experts that must wait for
   a slot (`Placement.follow`): hits, misses and victims do not depend on the order of reads.
 - A slot whose worker dies is filled again with the same key, by another worker, after the death
   is confirmed.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 
 from coordinator.actions import Action, RequestsFailed, StopWith, ToCompute
 from coordinator.adoption import Adoption, Moved
 from coordinator.geometry import ExpertCounters, PoolGeometry, ResizeCounters
 from coordinator.grants import Grants
+from coordinator.noted_uses import NotedUses
 from coordinator.noticed import coming, note_used
 from coordinator.placement import Placement
 from coordinator.policies import Key, Policy
@@ -26,12 +28,20 @@ from coordinator.prefetch import Prefetch
 from coordinator.reads import ReadDispatch
 from coordinator.repair import given_up, read_again
 from coordinator.resizing import Resizing
-from coordinator.seating import UNDER_WAY, find_seated, seat, seat_guesses, seat_rest
+from coordinator.returned import Returns
+from coordinator.seating import UNDER_WAY, find_seated, seat_guesses, seat_layer
 from coordinator.served_layer import Arrival, ServedLayer
 from coordinator.slots import Slot, SlotState
-from shm.messages import Abort, ExpertUse, Need, ReadFailed, SlabsReady, SlotLease, SlotsLost
-
-Uses = list[ExpertUse]
+from shm.messages import (
+    Abort,
+    Evicted,
+    KnownLayer,
+    Need,
+    ReadFailed,
+    SlabsReady,
+    SlotLease,
+    SlotsLost,
+)
 
 
 class Residency:
@@ -45,24 +55,27 @@ class Residency:
         policy: Policy,
         *,
         standing_grants: bool,
+        lasting_grants: bool = False,
         whole_layers: bool = False,
         prefetch: Prefetch | None = None,
     ) -> None:
         self.counters, self.resized = ExpertCounters(), ResizeCounters()
-        self.n_needs = 0
-        self.uses: Counter[Key] = Counter()
         self.prefetch = prefetch or Prefetch("off")
         self.geometry = geometry
         self._placement = Placement(geometry, policy)
         self.slots = self._placement.slots
+        self._noted = NotedUses(geometry, self._placement, self.prefetch, self.counters)
+        self.uses = self._noted.of_key
         self._whole_layers = whole_layers  # a miss reads all experts of its layer
         self._reads = ReadDispatch()
+        self._returns = Returns(geometry, self._placement, self._reads, self.counters)
         self._layer: ServedLayer | None = None
-        self._grants = Grants(geometry, self.slots, standing=standing_grants)
+        # guesses evict at any time
+        self._lasting = lasting_grants and not self.prefetch.may_act and not whole_layers
+        self._grants = Grants(geometry, self.slots, standing=standing_grants, lasting=self._lasting)
         self._adoption = Adoption(geometry, self._placement, self._grants, self._reads)
-        self._resizing = Resizing(
-            geometry, self._placement, self._grants, self._adoption, self._reads, self.resized
-        )
+        parts = (geometry, self._placement, self._grants, self._adoption, self._reads)
+        self._resizing = Resizing(*parts, self.resized, asks_first=self._lasting)
 
     # Readers
 
@@ -101,45 +114,50 @@ class Residency:
 
     def handle_need(self, need: Need) -> list[Action]:
         """Grant what is there, ask for the rest."""
-        self._release(need.released)
+        self._returns.take(need.released, self._layer)
         self.slots.unpin_all()  # what was granted twice is given back once
-        self.n_needs += 1
+        for known in need.earlier:
+            self._noted.add_known(known)
         self._layer = layer = ServedLayer(need)
-        uses = layer.uses_in_order()
-        hits, misses = find_seated(self.slots, layer, uses)
-        self.counters.add_need(len(hits), len(misses))
-        for use in uses:
-            self.uses[need.layer, use.expert] += use.n_tokens
-            self._placement.touch((need.layer, use.expert), self.n_needs, use.n_tokens)
-        self.prefetch.handle_need(need, self.geometry.next_layer(need.layer))
-        loading = self._take_slots(layer, hits, misses)
-        self._note_evictions()
+        hits, misses = find_seated(self.slots, layer, layer.uses_in_order())
+        self._noted.add(layer, len(hits))
+        now, whole = self._noted.n_needs, self._whole_layers
+        loading = seat_layer(
+            self._placement, self.geometry, layer, hits, misses, now, whole_layers=whole
+        )
+        retiring = self._resizing.may_evict()
+        told = self._tell_evictions(layer)
         grant = self._grants.first(layer, hits, coming(self.slots, self._reads, layer))
         if grant.standing:
             for slot in hits:
-                self.slots.unpin(slot)
+                if slot.key and slot.key[1] not in need.known:  # these are given back
+                    self.slots.unpin(slot)
         self._reads.push(self.geometry.read_of(slot) for slot in loading)
         # Reads first: what is granted keeps all cores busy, and the disk would wait for one
-        actions: list[Action] = [*self._reads.dispatch(), ToCompute(grant)]
-        return actions + self._read_guesses()
+        actions: list[Action] = [*self._reads.dispatch(), *told, ToCompute(grant)]
+        return actions + retiring + self._read_guesses()
+
+    def note_known(self, known: KnownLayer) -> None:
+        """Compute was done with a layer without asking: it counts like any other."""
+        self._noted.add_known(known)
+
+    @property
+    def n_needs(self) -> int:
+        """Layers that used experts since the start: the clock of all decisions."""
+        return self._noted.n_needs
 
     def handle_release(self, released: tuple[SlotLease, ...]) -> list[Action]:
         """Slots come free; experts that wait for them are read."""
-        self._release(released)
+        self._returns.take(released, self._layer)
         return self._reads.dispatch()
 
-    def _take_slots(self, layer: ServedLayer, hits: list[Slot], misses: Uses) -> list[Slot]:
-        """Lease slots for all that has to be read; returns those to be filled now."""
-        slot_class = self.geometry.class_of_layer[layer.need.layer]
-        loading = seat(self._placement, layer, slot_class, hits, misses, self.n_needs)
-        if self._whole_layers and loading and not layer.n_waiting:
-            loading += seat_rest(self._placement, layer, self.geometry.n_experts, self.n_needs)
-        return loading
-
-    def _note_evictions(self) -> None:
+    def _tell_evictions(self, layer: ServedLayer | None = None) -> list[Action]:
+        """Count who had to go, and tell compute; also who will not be there for long."""
         evicted = self._placement.take_evicted()
         self.counters.evictions += len(evicted)
         self.prefetch.note_evicted(evicted)
+        evicted += layer.in_waves() if layer else ()
+        return [ToCompute(Evicted(tuple(evicted)))] if self._lasting and evicted else []
 
     def _read_guesses(self) -> list[Action]:
         """Use an idle disk for experts that the next layer will probably need."""
@@ -147,27 +165,7 @@ class Residency:
             return []
         loading = seat_guesses(self._placement, self.prefetch, self.n_needs)
         self._reads.push(self.geometry.read_of(slot) for slot in loading)
-        self._note_evictions()
-        return self._reads.dispatch()
-
-    def _release(self, released: tuple[SlotLease, ...]) -> None:
-        for lease in released:
-            slot = self.slots.holder(lease)
-            if slot is not None:  # else its step was aborted since
-                if slot.lease == lease:
-                    note_used(slot, self.slots, self._reads, self._layer, self.counters)
-                self.slots.unpin(slot)
-                self._hand_over(slot)
-
-    def _hand_over(self, slot: Slot) -> None:
-        """Fill a slot that came free with the expert that waits for it, if one does."""
-        layer = self._layer
-        is_free = slot.pins == 0 and slot.state not in UNDER_WAY
-        expert = layer.next_into(slot) if layer and is_free else None
-        if layer and expert is not None:
-            self._placement.take_over(slot, (layer.need.layer, expert))
-            self.slots.pin(slot)
-            self._reads.push([self.geometry.read_of(slot)])
+        return self._tell_evictions() + self._reads.dispatch()
 
     def handle_lost(self, lost: SlotsLost) -> list[Action]:
         """Something wrote over slots: they are filled again with what they should hold."""
@@ -196,7 +194,7 @@ class Residency:
         if layer and slot.key is not None and layer.need.layer == slot.key[0]:
             arrived = layer.arrived(slot, ready)
             actions = [] if layer.hears_of(ready) else self._granted(layer, arrived)
-        self._hand_over(slot)
+        self._returns.hand_over(slot, layer)
         return actions + self._reads.dispatch() + self._read_guesses()
 
     def _granted(self, layer: ServedLayer, arrived: list[Arrival]) -> list[Action]:
@@ -208,17 +206,20 @@ class Residency:
         if slot is None:
             return []
         assert slot.key is not None
-        number, expert = slot.key
+        number, expert = slot_key = slot.key
         self.counters.reads_failed += 1
         self._placement.fail(slot)
+        # compute may have had it from a reader that died since
+        gone: list[Action] = [ToCompute(Evicted((slot_key,)))] if self._lasting else []
         if failed.model_changed:
             return [StopWith(3, f"model changed on disk: {failed.text}; restart with the new file")]
         layer = self._layer
         if layer and layer.need.layer == number and expert in layer.missing:
             why = f"layer {number}, expert {expert}: {failed.text}"
-            return [*self._reads.dispatch(), RequestsFailed(why), ToCompute(Abort(layer.need.step))]
-        self._hand_over(slot)
-        actions = self._reads.dispatch()
+            abort = ToCompute(Abort(layer.need.step))
+            return [*gone, *self._reads.dispatch(), RequestsFailed(why), abort]
+        self._returns.hand_over(slot, layer)
+        actions = gone + self._reads.dispatch()
         if layer and layer.need.layer == number:
             actions += self._granted(layer, layer.without(expert))
         return actions
@@ -237,7 +238,7 @@ class Residency:
 
     def end_layer(self, released: tuple[SlotLease, ...]) -> list[Action]:
         """The step is over: nothing of its last layer is needed any more."""
-        self._release(released)
+        self._returns.take(released, self._layer)
         return self._step_over()
 
     def abort_layer(self) -> list[Action]:
@@ -263,10 +264,11 @@ class Residency:
         """Experts to be read or moved before everything is where it stays, as far as is known."""
         return self.n_loading or self._adoption.n_to_move
 
-    def handle_moved(self, moved: Moved) -> list[Action]:
+    def handle_moved(self, moved: Moved, *, is_stepping: bool) -> list[Action]:
         """Compute has experts in memory of its own, or has them no more."""
         actions, lacking = self._adoption.handle(moved, self.n_needs)
-        return actions + self._resizing.more_is_free() + self.preload(lacking)
+        freed = self._resizing.more_is_free(is_stepping=is_stepping)
+        return actions + self._tell_evictions() + freed + self.preload(lacking)
 
     def compute_died(self) -> list[Action]:
         """Nothing is granted any more. The pool stays; what compute had is read again."""
@@ -277,14 +279,12 @@ class Residency:
     def resize(self, slots_of_class: tuple[int, ...], *, is_stepping: bool) -> list[Action]:
         """Use so many slots of each class from now on (see `resizing`)."""
         actions = self._resizing.aim(slots_of_class, self.n_needs, is_stepping=is_stepping)
-        self._note_evictions()
-        return actions + self.preload(self._grants.lacking())
+        return self._tell_evictions() + actions + self.preload(self._grants.lacking())
 
     def _step_over(self) -> list[Action]:
         self._layer = None
         actions = self._resizing.step_over()
-        self._note_evictions()
-        return actions + self._reads.dispatch()
+        return self._tell_evictions() + actions + self._reads.dispatch()
 
     def preload(self, keys: Sequence[Key]) -> list[Action]:
         """Read these into free slots before the first step, as far as free slots go."""

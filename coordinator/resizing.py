@@ -5,8 +5,9 @@ retired, and its memory goes back to the system (`PunchSlots`); a slot in use or
 is. What cannot go now goes with a later event. Standing grants end before a slot of their layers
 goes, and because compute uses them without telling, nothing of such a layer goes before the step
 that was running then is over. Layers that compute has in memory of its own end one by one, as many
-as make room; their slots are free when it says that they are gone. How large the pool should be is
-decided elsewhere (`pressure`).
+as make room; their slots are free when it says that they are gone. Where compute uses experts
+without asking, victims go only between two steps, or while it waits (`may_evict`). How large the
+pool should be is decided elsewhere (`pressure`).
 """
 
 from coordinator.actions import Action, PunchSlots, RestoreSlots, ToCompute, ToWorker
@@ -29,6 +30,8 @@ class Resizing:
         adoption: Adoption,
         reads: ReadDispatch,
         counters: ResizeCounters,
+        *,
+        asks_first: bool,
     ) -> None:
         self._placement = placement
         self._slots = placement.slots
@@ -36,6 +39,7 @@ class Resizing:
         self._adoption = adoption
         self._reads = reads
         self._counters = counters
+        self._asks_first = asks_first
         self._wanted = geometry.slots_of_class
         self._in_use: set[int] = set()  # layers that stood when the running step began
 
@@ -52,24 +56,31 @@ class Resizing:
                 actions.append(ToCompute(Revoke(revoked)))
             if is_stepping:
                 self._in_use.update(revoked)
-        return actions + self._restore() + self._retire()
+        return actions + self._restore() + self.more_is_free(is_stepping=is_stepping)
+
+    def may_evict(self) -> list[Action]:
+        """A step waits for its layer's experts, which are all in use: others may go."""
+        return self._retire() if self._asks_first else []
 
     def step_over(self) -> list[Action]:
         """No step runs: nothing is used without telling any more."""
         self._in_use.clear()
         return self._retire()
 
-    def more_is_free(self) -> list[Action]:
+    def more_is_free(self, *, is_stepping: bool) -> list[Action]:
         """Compute is done with slots: some may have to go."""
-        return self._retire()
+        return self._retire(only_free=is_stepping and self._asks_first)
 
-    def _retire(self) -> list[Action]:
+    def _retire(self, *, only_free: bool = False) -> list[Action]:
         gone: list[int] = []
         for slot_class, n_usable in enumerate(self._slots.usable_of_class()):
             # while adopted slots are still to come free, a step must find some of the others
             n_spare = n_usable - self._slots.n_adopted(slot_class) - LEAST_SLOTS
             for _ in range(min(n_usable - self._wanted[slot_class], n_spare)):
-                slot = self._placement.give_up(slot_class, self._in_use | self._adoption.moving)
+                in_use = self._in_use | self._adoption.moving
+                slot = self._placement.slots.take_free(slot_class)
+                if slot is None and not only_free:
+                    slot = self._placement.give_up(slot_class, in_use)
                 if slot is None:
                     break
                 self._slots.retire(slot)

@@ -7,7 +7,8 @@ The only place that chooses; settings are declared in `config`, combinations are
 import dataclasses
 import secrets
 
-from compute_worker.arch import ModelSpec
+from compute_worker.arch import ModelSpec, matrix_tensors
+from compute_worker.native_types import NATIVE_TYPES
 from coordinator.budget import MemoryPlan, plan_memory
 from coordinator.config import Config, shipped_model
 from coordinator.cores import plan_cores
@@ -59,6 +60,7 @@ def memory_plan(
             maps_dense=config.dense == "mapped",
             n_file_mappings=_n_file_mappings(config),
             has_http=config.is_service and only is None,
+            dequantises=_dequantises(config, machine, model),
         ),
         model,
         machine.memory,
@@ -121,6 +123,15 @@ def _kv_type(config: Config) -> str:
     if config.kv_type != "auto":
         return config.kv_type
     return "f32" if config.numerics == "exact" else "f16"
+
+
+def _dequantises(config: Config, machine: Machine, model: ModelSpec) -> bool:
+    """Whether any weights are multiplied by the references."""
+    if config.kernels == "numpy" or not machine.has_native_kernels:
+        return True
+    types = {info.type for info in matrix_tensors(model)}
+    types |= {part.type for x in model.slabs.layers for part in (x.gate, x.up, x.down)}
+    return not types <= NATIVE_TYPES
 
 
 def _n_file_mappings(config: Config) -> int:

@@ -6,6 +6,7 @@ order among those of a layer: what cannot have a slot now will follow another in
 
 from collections.abc import Sequence
 
+from coordinator.geometry import PoolGeometry
 from coordinator.placement import Placement
 from coordinator.prefetch import Prefetch
 from coordinator.served_layer import ServedLayer
@@ -36,7 +37,28 @@ def find_seated(
     return hits, misses
 
 
-def seat(
+def seat_layer(
+    placement: Placement,
+    geometry: PoolGeometry,
+    layer: ServedLayer,
+    hits: list[Slot],
+    misses: Sequence[ExpertUse],
+    now: int,
+    *,
+    whole_layers: bool,
+) -> list[Slot]:
+    """Lease slots for all that has to be read; returns those to be filled now, pinned. With
+    `whole_layers` a miss brings all experts of its layer."""
+    slot_class = geometry.class_of_layer[layer.need.layer]
+    # known, and yet not there: compute has it, and is being told that it went
+    wanted = [use for use in misses if use.expert not in layer.need.known]
+    loading = _seat(placement, layer, slot_class, hits, wanted, now)
+    if whole_layers and loading and not layer.n_waiting:
+        loading += _seat_rest(placement, layer, geometry.n_experts, now)
+    return loading
+
+
+def _seat(
     placement: Placement,
     layer: ServedLayer,
     slot_class: int,
@@ -78,7 +100,7 @@ def seat(
     return loading
 
 
-def seat_rest(placement: Placement, layer: ServedLayer, n_experts: int, now: int) -> list[Slot]:
+def _seat_rest(placement: Placement, layer: ServedLayer, n_experts: int, now: int) -> list[Slot]:
     """Lease slots for the experts of the layer that nobody asked for, as far as slots go without
     pushing out others of the layer. Returns the slots to be filled."""
     number, loading = layer.need.layer, []

@@ -34,6 +34,11 @@ class ServedLayer:
         """Those that recent tokens use most come last: they stay longest."""
         return sorted(self.need.experts, key=lambda use: (use.n_recent_tokens, use.expert))
 
+    def in_waves(self) -> list[tuple[int, int]]:
+        """The experts of a layer in which one follows another into its slot."""
+        uses = self.need.experts if self.n_waiting else ()
+        return [(self.need.layer, use.expert) for use in uses]
+
     def needs(self, expert: int) -> bool:
         """Whether the layer asked for it."""
         return any(use.expert == expert for use in self.need.experts)

@@ -17,6 +17,7 @@ from io_worker.settings import IoSettings
 from io_worker.settings import encode_settings as encode_io
 from shm.notices import notice_pipe
 from shm.pool import create_pool, read_only
+from shm.time_slices import SHORT_NANOSECONDS, set_slice
 
 
 @contextlib.contextmanager
@@ -72,6 +73,7 @@ def started(
             maps_files=setup.maps_files,
             front=front,
         )
+        set_slice(SHORT_NANOSECONDS)  # before it starts threads that carry messages
         yield stack.enter_context(engine)
 
 

@@ -19,6 +19,7 @@ from coordinator.residency import Residency
 from shm.messages import (
     Adopted,
     Dropped,
+    KnownLayer,
     Need,
     ReadFailed,
     Release,
@@ -171,6 +172,7 @@ class Core:
     def _from_compute(self, message: Any) -> list[Action]:
         match message:
             case Need():
+                self._tell_of(message.step, message.earlier)
                 if self._on_need is not None:
                     self._on_need(message)
                 return self.residency.handle_need(message)
@@ -179,8 +181,12 @@ class Core:
             case Release(released):
                 return self.residency.handle_release(released)
             case Adopted() | Dropped():
-                return self.residency.handle_moved(message)
+                is_stepping = self.requests.running_step is not None
+                return self.residency.handle_moved(message, is_stepping=is_stepping)
             case StepDone():
+                self._tell_of(message.step, message.earlier)
+                for known in message.earlier:
+                    self.residency.note_known(known)
                 self._judge_prefetch(message)
                 if message.cancelled:
                     actions = self.residency.abort_layer()
@@ -188,6 +194,12 @@ class Core:
                     actions = self.residency.end_layer(message.released)
                 return actions + self.requests.handle_done(message)
         raise AssertionError(f"no rule for {type(message).__name__} from compute")
+
+    def _tell_of(self, step: int, earlier: tuple[KnownLayer, ...]) -> None:
+        """Layers that compute was done with without asking, to whoever hears of every `Need`."""
+        if self._on_need is not None:
+            for known in earlier:
+                self._on_need(Need(step, known.layer, known.experts, (), ()))
 
     def _judge_prefetch(self, done: StepDone) -> None:
         """Only steps that decode alone compare with each other."""

@@ -37,6 +37,7 @@ from shm.messages import (
     welcomed,
 )
 from shm.pool import PoolError, PoolMapping
+from shm.time_slices import SHORT_NANOSECONDS, set_slice
 
 HEARTBEAT_SECONDS = 0.5
 WELCOME_TIMEOUT_SECONDS = 30.0
@@ -54,6 +55,7 @@ def main() -> int:
         print(f"io_worker: started by the coordinator only ({error})", file=sys.stderr)
         return EXIT_CONFIGURATION
     birth = begin_life(arguments)
+    set_slice(SHORT_NANOSECONDS)
     try:
         with (
             zmq.Context(io_threads=1) as context,

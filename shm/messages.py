@@ -13,6 +13,9 @@ One step, with one miss::
     C -> X  Grant (hits, and     W -> C  SlabsReady
             the miss's place)    X -> C  Need (layer 1, carries the releases of layer 0) …
                                  X -> C  StepDone
+
+A lasting `Grant` is good beyond its layer, until `Evicted` names the expert: what compute knows it
+computes at once, and a layer of which it knows all is told with the next message (`earlier`).
 """
 
 from dataclasses import dataclass
@@ -131,14 +134,26 @@ class SlotLease:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownLayer:
+    """X -> C, in the next `Need` or `StepDone`: a layer that needed no grant, since all its experts
+    had a lasting one. Not answered."""
+
+    layer: int
+    experts: tuple[ExpertUse, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Need:
-    """X -> C, one per layer: all its experts, ascending. Answered by one or more `Grant`."""
+    """X -> C, one per layer: all its experts, ascending. Answered by one or more `Grant`, which do
+    not name the `known` ones: the sender computes with these already."""
 
     step: int
     layer: int
     experts: tuple[ExpertUse, ...]
     predicted: tuple[int, ...]  # experts of the next layer, likeliest first; a guess
     released: tuple[SlotLease, ...]
+    known: tuple[int, ...] = ()
+    earlier: tuple[KnownLayer, ...] = ()  # since the last message, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +182,8 @@ class Grant:
     """C -> X: experts that may be computed now. `n_waiting` experts of the `Need` have no slot yet:
     while it is not 0 the receiver sends each `Release` at once. A standing grant covers a whole
     layer until `Revoke` and needs no release. Those `on_the_way` are granted too, each from its
-    `SlabNotice` on; what comes without a notice is granted once more, when it is there."""
+    `SlabNotice` on; what comes without a notice is granted once more, when it is there. If the
+    first grant of a layer is `lasting`, what it and those after it name is granted for longer."""
 
     layer: int
     locations: tuple[Location, ...]
@@ -176,6 +192,15 @@ class Grant:
     standing: bool
     step: int = 0  # of the `Need` it answers; a grant of a layer that is over says nothing
     on_the_way: tuple[Location, ...] = ()
+    lasting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """C -> X: lasting grants of these experts (layer, expert) end. Not answered, so it is sent only
+    where compute uses none of them: ahead of a `Grant` that it waits for, or between two steps."""
+
+    keys: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,6 +367,7 @@ class StepDone:
     standing_uses: int  # experts used through standing grants: hits that no `Need` told of
     released: tuple[SlotLease, ...]
     cancelled: bool  # stopped at a layer boundary since `Cancel` arrived
+    earlier: tuple[KnownLayer, ...] = ()  # since the last `Need`, in order
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,9 +444,9 @@ class Stop:
 
 
 MESSAGES: tuple[type, ...] = (
-    Hello, Welcome, Ready, Progress, Submit, Step, Need, Grant, Revoke, Adopt, Adopted, Dropped,
-    Abort, Release, SlotsLost, ReadSlabs, SlotsPunched, SlabsReady, ReadFailed, StepDone, Finished,
-    Forget, LoadBlocks, SaveBlocks, BlocksSaved, Cancel, Heartbeat, Failed, Stop,
+    Hello, Welcome, Ready, Progress, Submit, Step, Need, Grant, Evicted, Revoke, Adopt, Adopted,
+    Dropped, Abort, Release, SlotsLost, ReadSlabs, SlotsPunched, SlabsReady, ReadFailed, StepDone,
+    Finished, Forget, LoadBlocks, SaveBlocks, BlocksSaved, Cancel, Heartbeat, Failed, Stop,
 )  # fmt: skip
 decode = decoder_of(MESSAGES)
 

@@ -49,9 +49,11 @@ from shm.messages import (
     Adopted,
     Cancel,
     Dropped,
+    Evicted,
     ExpertUse,
     Finished,
     Grant,
+    KnownLayer,
     Need,
     ReadFailed,
     ReadSlabs,
@@ -90,7 +92,12 @@ class Compute:
     on_the_way: dict[SlotLease, int] = field(default_factory=dict)  # expert of the layer, by lease
     n_waiting: int = 0
     told: set[SlotLease] = field(default_factory=set)
-    early: dict[SlotLease, Key] = field(default_factory=dict)  # held since a reader told of them
+    # held since a reader told of them, or before it asked
+    early: dict[SlotLease, Key] = field(default_factory=dict)
+    lasting: dict[Key, SlotLease] = field(default_factory=dict)
+    keeps: bool = False  # what is granted of this layer lasts
+    computing: dict[Key, SlotLease] = field(default_factory=dict)  # a layer that is known
+    earlier: list[KnownLayer] = field(default_factory=list)
 
     def in_use(self) -> list[SlotLease]:
         """What it may look at without another message. While it waits, for a step or for experts,
@@ -98,6 +105,12 @@ class Compute:
         revoked = {layer for m in self.inbox if isinstance(m, Revoke) for layer in m.layers}
         standing = [own.values() for layer, own in self.standing.items() if layer not in revoked]
         return [*self.held, *(lease for leases in standing for lease in leases)]
+
+    def lasts(self) -> dict[Key, SlotLease]:
+        """What it may compute with in this step without asking."""
+        evicted = {key for m in self.inbox if isinstance(m, Evicted) for key in m.keys}
+        kept = {key: lease for key, lease in self.lasting.items() if key not in evicted}
+        return kept | self.computing
 
 
 @dataclass
@@ -123,6 +136,7 @@ class World:
             geometry(self.n_layers, self.n_experts, n_slots),
             make_policy(name, policy_geometry(self.n_layers, n_slots), usage, 1),
             standing_grants=rng.random() < 0.7,
+            lasting_grants=rng.random() < 0.8,
             whole_layers=rng.random() < 0.2,
             prefetch=Prefetch(rng.choice(["off", "off", "previous-token", "router"])),
         )
@@ -188,6 +202,9 @@ class World:
             slot = slots.current(lease)
             assert slot is not None, f"{lease} was evicted in use"
             assert slot.state in (SlotState.READY, SlotState.ADOPTED)
+        for key, lease in self.compute.lasts().items():
+            found = slots.slots[lease.slot].key  # None: it could not be read again, and lies there
+            assert found == key or (found is None and key in self.compute.computing), key
 
     def _counting(self, compute: Compute) -> list[SlotLease]:
         """What compute uses, but for what a reader told it of that then could not be read again:
@@ -199,6 +216,8 @@ class World:
         """Nobody uses what is in them."""
         if self.compute is not None:
             assert not {lease.slot for lease in self._counting(self.compute)}.intersection(slots)
+            lasting = {lease.slot for lease in self.compute.lasts().values()}
+            assert not lasting.intersection(slots)
         for reader in filter(None, self.readers.values()):
             assert not {read.lease.slot for read in reader.reads}.intersection(slots)
 
@@ -208,6 +227,7 @@ class World:
         """One thing happens."""
         things = [
             (self.compute_reads_a_message, 12),
+            (self.compute_goes_on, 8),
             (self.a_reader_answers, 8),
             (self.a_reader_tells_compute, 6),
             (self.the_loop_goes_on, 6),
@@ -345,7 +365,7 @@ class World:
 
     def compute_reads_a_message(self) -> bool:
         compute = self.compute
-        if compute is None or not compute.inbox:
+        if compute is None or not compute.inbox or compute.computing:
             return False
         match compute.inbox.popleft():
             case Submit(request):
@@ -370,6 +390,10 @@ class World:
                     self._end_step(compute, cancelled=True)
             case Cancel(request):
                 compute.cancelled.add(request)
+            case Evicted(keys):
+                self.happened["evicted"] += 1
+                for key in keys:
+                    compute.lasting.pop(key, None)
             case Revoke(layers):
                 for layer in layers:
                     compute.standing.pop(layer, None)
@@ -390,6 +414,16 @@ class World:
                 raise AssertionError(f"compute got {other}")
         return True
 
+    def compute_goes_on(self) -> bool:
+        """A layer that needed no grant is done."""
+        compute = self.compute
+        if compute is None or not compute.computing:
+            return False
+        compute.computing = {}
+        compute.layer += 1
+        self._enter_layer(compute)
+        return True
+
     def _enter_layer(self, compute: Compute) -> None:
         """The next layer that needs a message, or the end of the step."""
         step = compute.step
@@ -407,10 +441,32 @@ class World:
         experts = self.rng.sample(range(self.n_experts), self.rng.randint(1, self.n_experts))
         is_prompt = step.slices[0].n_tokens > 1
         uses = tuple(ExpertUse(e, 1, int(is_prompt and e % 2)) for e in sorted(experts))
-        compute.wanted, compute.on_the_way = set(experts), {}
+        known = self._known(compute, experts)
+        if len(known) == len(experts):
+            compute.computing = known
+            compute.earlier.append(KnownLayer(compute.layer, uses))
+            self.check_held()
+            return
+        compute.keeps, compute.n_waiting, compute.on_the_way = False, 0, {}
+        compute.wanted = {e for e in experts if (compute.layer, e) not in known}
         guess = tuple(self.rng.sample(range(self.n_experts), 1))
         released = self._take_held(compute)
-        self.handle(FromCompute(Need(step.step, compute.layer, uses, guess, released)))
+        compute.held = list(known.values())
+        compute.early = {lease: key for key, lease in known.items()}
+        earlier, compute.earlier = tuple(compute.earlier), []
+        ids = tuple(expert for _, expert in known)
+        need = Need(step.step, compute.layer, uses, guess, released, ids, earlier)
+        self.handle(FromCompute(need))
+
+    def _known(self, compute: Compute, experts: list[int]) -> dict[Key, SlotLease]:
+        """What needs no grant; now and then something wrote over it."""
+        keys = [(compute.layer, expert) for expert in experts]
+        for key in keys:
+            if self.faults and self.rng.random() < 0.01:
+                compute.lasting.pop(key, None)
+        known = {key: compute.lasting[key] for key in keys if key in compute.lasting}
+        self.happened["known"] += len(known)
+        return known
 
     def _granted(self, compute: Compute, grant: Grant) -> None:
         step = compute.step
@@ -423,14 +479,18 @@ class World:
             leases_lost = tuple(each.lease for each in lost)
             self.handle(FromCompute(SlotsLost(grant.layer, leases_lost)))
         leases = {each.expert: each.lease for each in grant.locations if each not in lost}
+        if grant.standing:
+            compute.lasting = {k: v for k, v in compute.lasting.items() if k[0] != grant.layer}
         if grant.standing and not lost:
             assert set(leases) == set(range(self.n_experts))
             compute.standing[grant.layer] = leases
         if not is_awaited:
             return  # between two steps
         leases = {expert: leases[expert] for expert in compute.wanted & set(leases)}
+        compute.keeps |= grant.lasting
         if not grant.standing:
             compute.held += leases.values()
+            self._keep(compute, leases)
         compute.wanted -= set(leases)
         self.check_held()
         compute.n_waiting = grant.n_waiting
@@ -438,6 +498,10 @@ class World:
             compute.on_the_way.pop(lease, None)
         compute.on_the_way |= {each.lease: each.expert for each in grant.on_the_way}
         self._landed(compute, [each.lease for each in grant.on_the_way])
+
+    def _keep(self, compute: Compute, leases: dict[int, SlotLease]) -> None:
+        if compute.keeps:
+            compute.lasting |= {(compute.layer, e): lease for e, lease in leases.items()}
 
     def _landed(self, compute: Compute, leases: list[SlotLease]) -> None:
         """What was on its way and is there is computed; then the next layer."""
@@ -447,6 +511,7 @@ class World:
                 compute.wanted.remove(expert)
                 compute.held.append(lease)
                 compute.early[lease] = (compute.layer, expert)
+                self._keep(compute, {expert: lease})
                 self.happened["used early"] += 1
         if compute.n_waiting and compute.held:
             self.handle(FromCompute(Release(self._take_held(compute))))
@@ -461,7 +526,8 @@ class World:
     def _end_step(self, compute: Compute, *, cancelled: bool) -> None:
         step, compute.step = compute.step, None
         assert step is not None
-        compute.wanted = set()
+        compute.wanted, compute.computing = set(), {}
+        earlier, compute.earlier = tuple(compute.earlier), []
         held = self._take_held(compute)
         released = () if cancelled else held
         sampled = tuple(
@@ -469,7 +535,8 @@ class World:
             for part in step.slices
             if part.sample and not cancelled
         )
-        self.handle(FromCompute(StepDone(step.step, sampled, NO_TIMES, 0, released, cancelled)))
+        done = StepDone(step.step, sampled, NO_TIMES, 0, released, cancelled, earlier)
+        self.handle(FromCompute(done))
 
     def settle(self) -> None:
         """No more faults: everything comes to its end."""

@@ -27,6 +27,7 @@ from coordinator.state import (
 )
 from shm.messages import (
     Abort,
+    Evicted,
     ExpertUse,
     Grant,
     Location,
@@ -92,6 +93,7 @@ class Engine:
     late: list[tuple[str, SlabsReady]] = field(default_factory=list)
     told: set[SlotLease] = field(default_factory=set)  # to compute, before it was granted
     n_used_early: int = 0  # computed before its reader's answer came
+    evicted: list[tuple[int, int]] = field(default_factory=list)  # as compute was told
 
     def handle(self, event: Event) -> list[Action]:
         """One event through the core, its actions performed, its invariants checked."""
@@ -166,7 +168,7 @@ class Engine:
         Slots that were granted may be found written over.
         """
         self.handle(FromCompute(need))
-        wanted = {use.expert for use in need.experts}
+        wanted = {use.expert for use in need.experts} - set(need.known)
         computed: list[int] = []
         unreleased: list[SlotLease] = []
         on_the_way: dict[SlotLease, Location] = {}
@@ -181,6 +183,8 @@ class Engine:
                     self.answer_late()
             message = self.inbox.pop(0)
             assert not isinstance(message, Abort)
+            if isinstance(message, Evicted):
+                self.evicted += message.keys
             there, stands = self._there(message, need, on_the_way)
             if isinstance(message, Grant) and message.layer == need.layer:
                 n_waiting = message.n_waiting
@@ -239,6 +243,7 @@ def engine(
     credit: int = 2,
     schedule: Schedule | None = None,
     standing_grants: bool = True,
+    lasting_grants: bool = False,
     prefetch: Prefetch | None = None,
     whole_layers: bool = False,
     notice_probability: float = 0.0,
@@ -250,6 +255,7 @@ def engine(
         shape,
         chosen,
         standing_grants=standing_grants,
+        lasting_grants=lasting_grants,
         whole_layers=whole_layers,
         prefetch=prefetch,
     )

@@ -18,7 +18,7 @@ MODULES = sorted(
     for path in (ROOT / package).rglob("*.py")
 )
 MAX_MODULE_LINES, MAX_FUNCTION_LINES = 300, 60
-MAY_BE_LONGER = {"shm.messages": 440}  # one file declares them all, with who answers whom
+MAY_BE_LONGER = {"shm.messages": 470}  # one file declares them all, with who answers whom
 MAY_IMPORT_IN_TRY = {
     "compute_worker.native_kernels",  # an install without a compiler has none
     "coordinator.fetch_model",  # an install without the extra
@@ -35,6 +35,7 @@ MAY_IMPORT = {
 LEAVES = {
     "compute_worker.arch",
     "compute_worker.model_checks",
+    "compute_worker.native_types",
     "compute_worker.settings",
     "io_worker.ggml_types",
     "io_worker.gguf_header",

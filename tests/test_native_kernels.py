@@ -24,6 +24,8 @@ from compute_worker.native_kernels import (
     runnable_instruction_sets,
     unavailable_reason,
 )
+from compute_worker.native_types import NATIVE_TYPES
+from io_worker.ggml_types import GGML_TYPES
 
 SETS = runnable_instruction_sets()
 pytestmark = pytest.mark.skipif(not SETS, reason=f"native kernels: {unavailable_reason()}")
@@ -99,6 +101,10 @@ def test_several_matrices_at_once_are_each_alone(name: str, n_tokens: int) -> No
         alone = [engine.matmul(matrix, x) for matrix in matrices]
         engine.close()
         assert [a.tobytes() for a in together] == [a.tobytes() for a in alone]
+
+
+def test_the_types_that_others_count_on(engine: Engine) -> None:
+    assert {type_id for type_id in GGML_TYPES if engine.has_type(type_id)} == NATIVE_TYPES
 
 
 @pytest.mark.parametrize("type_name", TYPES)

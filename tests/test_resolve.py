@@ -7,6 +7,7 @@ from compute_worker.arch import ModelSpec
 from compute_worker.arch import resolve as resolve_model
 from coordinator.available_memory import AvailableMemory
 from coordinator.config import Config, settings_of
+from coordinator.footprint import PANEL_BYTES
 from coordinator.limits import ResourceError
 from coordinator.machine import Machine
 from coordinator.resolve import memory_plan, resolve, spare_bytes
@@ -88,6 +89,20 @@ def test_the_page_cache_is_not_in_the_budget(model: ModelSpec) -> None:
     assert plan.total_bytes <= 200 << 20
     assert "no pool (the page cache has the experts and is not counted here)" in plan.describe()
     assert plan.warning() is None
+
+
+def test_weights_that_become_float32_need_room_for_a_panel(model: ModelSpec) -> None:
+    config = Config(chunk_tokens=64)
+    native = memory_plan(config, MACHINE, model)
+    first, *rest = model.slabs.layers
+    odd = dataclasses.replace(first, down=dataclasses.replace(first.down, type=34))  # TQ1_0
+    slabs = dataclasses.replace(model.slabs, layers=(odd, *rest))
+    for plan in (
+        memory_plan(dataclasses.replace(config, kernels="numpy"), MACHINE, model),
+        memory_plan(config, dataclasses.replace(MACHINE, has_native_kernels=False), model),
+        memory_plan(config, MACHINE, dataclasses.replace(model, slabs=slabs)),
+    ):
+        assert plan.scratch_bytes == native.scratch_bytes + PANEL_BYTES
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ from shm.codec import MessageError
 from shm.link import LinkError, pair_socket
 from shm.messages import PROTOCOL_VERSION, Failed, Heartbeat, Hello, Ready, Stop, welcomed
 from shm.service_messages import decode, encode
+from shm.time_slices import DEFAULT_NANOSECONDS, set_slice
 
 WELCOME_MILLISECONDS = 30_000
 TICK_SECONDS = 0.5
@@ -96,6 +97,7 @@ def main() -> int:
         print(f"coordinator.api: started by the coordinator only ({error})", file=sys.stderr)
         return EXIT_CONFIGURATION
     birth = begin_life(arguments)
+    set_slice(DEFAULT_NANOSECONDS)  # its parent's is short
     try:
         with (
             zmq.Context(io_threads=1) as context,
