@@ -15,10 +15,24 @@
 /* Sums of a group of rows, by token of the job. */
 typedef vf row_sums[TOKENS_AT_ONCE];
 
+/* Bytes of the next rows, still to be asked for while a tile is multiplied: a few lines at a time.
+ * Asked for all at once, more than the processor can have under way, they would hold it up. */
+typedef struct {
+    const uint8_t *at, *end;
+    int lines_per_group;
+} asking;
+
+INLINE void ask_for_some(asking *ask, int n_groups)
+{
+    const uint8_t *end = ask->at + 64 * (ptrdiff_t)(n_groups * ask->lines_per_group);
+    for (; ask->at < end && ask->at < ask->end; ask->at += 64)
+        __builtin_prefetch(ask->at, 0, 2);
+}
+
 /* The widths of a pass are constants to the compiler: n_tiles groups of rows (1 or 2) times n
  * tokens of a bundle. Two groups of rows share what is loaded of the activations. */
 INLINE void multiply_integers(const stored_tile *t, plan how, int n_tiles, bundle_view x, int n,
-                              int n_groups, vf sums[2][SIDE_BY_SIDE])
+                              int n_groups, asking *ask, vf sums[2][SIDE_BY_SIDE])
 {
     enum { W = SIDE_BY_SIDE };
     int n_words = 8 / how.type.subgroups;
@@ -27,6 +41,7 @@ INLINE void multiply_integers(const stored_tile *t, plan how, int n_tiles, bundl
         UNROLL for (size_t i = 0; i < record_bytes(how.planes, W); i += 64)
             __builtin_prefetch(x.next + i, 0, 3);
         x.next += record_bytes(how.planes, W);
+        ask_for_some(ask, 1);
         UNROLL for (int half = 0; half < how.type.subgroups; half++) {
             int s = how.type.subgroups * g + half, kind = sum_kind(how.type, half);
             vi dots[2][W][MAX_PLANES];
@@ -82,66 +97,74 @@ INLINE void multiply_floats(const stored_tile *t, int n_tiles, bundle_view x, in
 
 /* Sums of a bundle are in registers during a pass. */
 INLINE void multiply_pass(const stored_tile *t, plan how, int n_tiles, bundle_view x, int n,
-                          int n_groups, row_sums *sums, int first)
+                          int n_groups, asking *ask, row_sums *sums, int first)
 {
     vf held[2][SIDE_BY_SIDE];
     UNROLL for (int r = 0; r < n_tiles; r++)
         UNROLL for (int i = 0; i < n; i++)
             held[r][i] = sums[r][first + i];
-    if (how.type.is_float)
+    if (how.type.is_float) {
+        ask_for_some(ask, n_groups);
         multiply_floats(t, n_tiles, x, n, held);
-    else
-        multiply_integers(t, how, n_tiles, x, n, n_groups, held);
+    } else {
+        multiply_integers(t, how, n_tiles, x, n, n_groups, ask, held);
+    }
     UNROLL for (int r = 0; r < n_tiles; r++)
         UNROLL for (int i = 0; i < n; i++)
             sums[r][first + i] = held[r][i];
 }
 
 INLINE void multiply_bundles(const stored_tile *t, plan how, int n_tiles, const row_job *job,
-                             int first, int n_tokens, int group, int n_groups, row_sums *sums)
+                             int first, int n_tokens, int group, int n_groups, asking ask,
+                             row_sums *sums)
 {
     enum { W = SIDE_BY_SIDE };
     int at_once = how.planes <= 2 ? TOKENS_PER_PASS : TOKENS_PER_PASS / 2;
+    int n_passes = (n_tokens + at_once - 1) / at_once, n_lines = (int)((ask.end - ask.at) / 64);
+    ask.lines_per_group = n_lines / (n_passes * n_groups) + 1;
     for (int i = 0; i < n_tokens;) {
         int token = job->first_token + first + i, lane = token % W, n = n_tokens - i;
         bundle_view x = view_bundle(job->input, token / W, group);
         x.records += 4 * lane; /* words of a lane are four bytes in both arrays */
         x.values += lane;
         if (at_once == 4 && n >= 4) {
-            multiply_pass(t, how, n_tiles, x, 4, n_groups, sums, i);
+            multiply_pass(t, how, n_tiles, x, 4, n_groups, &ask, sums, i);
             i += 4;
         } else if (at_once >= 2 && n >= 2 && lane % 2 == 0) {
-            multiply_pass(t, how, n_tiles, x, 2, n_groups, sums, i);
+            multiply_pass(t, how, n_tiles, x, 2, n_groups, &ask, sums, i);
             i += 2;
         } else {
-            multiply_pass(t, how, n_tiles, x, 1, n_groups, sums, i);
+            multiply_pass(t, how, n_tiles, x, 1, n_groups, &ask, sums, i);
             i += 1;
         }
     }
 }
 
 INLINE void multiply_stored(const stored_tile *t, plan how, int n_tiles, const row_job *job,
-                            int first, int n_tokens, int group, int n_groups, row_sums *sums)
+                            int first, int n_tokens, int group, int n_groups, asking ask,
+                            row_sums *sums)
 {
     if (n_tiles == 2)
-        multiply_bundles(t, how, 2, job, first, n_tokens, group, n_groups, sums);
+        multiply_bundles(t, how, 2, job, first, n_tokens, group, n_groups, ask, sums);
     else
-        multiply_bundles(t, how, 1, job, first, n_tokens, group, n_groups, sums);
+        multiply_bundles(t, how, 1, job, first, n_tokens, group, n_groups, ask, sums);
 }
 
 /* The multiplication of a stored tile is the same for all types of a kind, so it is compiled once
  * per kind and number of planes; the unpacking that stores is the same for all of these. */
 typedef void unpack_tile(tile *t, const row_pointers *rows, const moe_grids *grids);
 typedef void multiply_tile(const stored_tile *t, layout type, int n_tiles, const row_job *job,
-                           int first, int n_tokens, int group, int n_groups, row_sums *sums);
+                           int first, int n_tokens, int group, int n_groups, asking ask,
+                           row_sums *sums);
 
 #define MULTIPLY_FUNCTION(name, planes, ...)                                                      \
     static void name(const stored_tile *t, layout type, int n_tiles, const row_job *job,          \
-                     int first, int n_tokens, int group, int n_groups, row_sums *sums)            \
+                     int first, int n_tokens, int group, int n_groups, asking ask,                \
+                     row_sums *sums)                                                              \
     {                                                                                             \
         plan how = {{__VA_ARGS__}, planes, 0};                                                    \
         (void)type;                                                                               \
-        multiply_stored(t, how, n_tiles, job, first, n_tokens, group, n_groups, sums);            \
+        multiply_stored(t, how, n_tiles, job, first, n_tokens, group, n_groups, ask, sums);       \
     }
 #define MULTIPLY_TILE(kind, ...)                                                                  \
     MULTIPLY_FUNCTION(kind##_1, 1, __VA_ARGS__)                                                   \
@@ -220,6 +243,14 @@ typedef struct {
     multiply_tile *multiply;
 } row_kernel;
 
+/* Tile c's share of the bytes of as many groups of rows that follow each other. */
+INLINE asking ask_for_share(const row_group *g, int n_row_groups, int c)
+{
+    size_t share = (size_t)n_row_groups * LANES * g->tile_bytes;
+    const uint8_t *at = g->next + AHEAD_BYTES + (size_t)c * share;
+    return (asking){at, at + share, 0};
+}
+
 /* All tiles of one or two groups of rows times n <= TOKENS_AT_ONCE tokens from `first` on. */
 static void multiply_several(const row_kernel *kernel, const row_group *groups, int n_row_groups,
                              int first, int n, row_sums *sums)
@@ -227,21 +258,24 @@ static void multiply_several(const row_kernel *kernel, const row_group *groups, 
     uint8_t edge[EDGE_BYTES];
     stored_tile stored[2];
     tile t;
-    int n_groups = groups->tile_columns / GROUP;
+    int n_groups = groups->tile_columns / GROUP, n_tiles = tiles_of(groups);
     for (int r = 0; r < n_row_groups; r++)
         for (int i = 0; i < n; i++)
             sums[r][i] = (vf){0};
-    for (int c = 0; c < tiles_of(groups); c++) {
+    for (int c = 0; c < n_tiles; c++) {
+        asking ask = {NULL, NULL, 0};
         for (int r = 0; r < n_row_groups; r++) {
             row_pointers rows = point_tile(groups + r, c, edge, &t);
+            if (r == 0 && groups->next)
+                ask = ask_for_share(groups, n_row_groups, c);
+            t.ahead = t.ahead_end = groups[r].rows; /* these are here: unpacking asks for nothing */
             t.words = stored[r].words;
             t.scales = stored[r].scale;
             t.minima = stored[r].minimum;
             kernel->unpack(&t, &rows, groups->grids);
-            ask_for_rest(&t);
         }
         kernel->multiply(stored, kernel->type, n_row_groups, groups->job, first, n, c * n_groups,
-                         n_groups, sums);
+                         n_groups, ask, sums);
     }
 }
 
