@@ -80,14 +80,21 @@ class ExpertFeed:
         self._standing: dict[int, Addresses] = {}  # layer -> (E, 3)
         self._step: int | None = None  # None: no step runs
         self._recent: npt.NDArray[np.bool_] | None = None
+        self._recent_wanted: npt.NDArray[np.bool_] | None = None
+        self._out: Floats | None = None  # of this step: clearing pages for each layer takes time
         self._noticed: dict[int, SlabNotice] = {}  # the last one of each slot
         self._cancelled: set[int] = set()
         self._late: list[Finished | Forget] = []
 
-    def begin_step(self, step: int, recent: npt.NDArray[np.bool_] | None) -> None:
-        """A step begins; `recent` (T,) marks the last tokens of prompt slices, None: no prompt."""
+    def begin_step(
+        self, step: int, recent: npt.NDArray[np.bool_] | None, wanted: Integers | None = None
+    ) -> None:
+        """A step begins; `recent` (T,) marks the last tokens of prompt slices, None: no prompt.
+        `wanted`: the rows that the last layer has, None: all."""
         self._step = step
-        self._recent = recent
+        self._recent = self._recent_wanted = recent
+        if recent is not None and wanted is not None:
+            self._recent_wanted = recent[wanted]
         self.waiting = Waiting()
         self.standing_uses = 0
         self.computing_ns = 0
@@ -96,6 +103,7 @@ class ExpertFeed:
         """The step is over: an `Abort` that comes now is late. After an early end the coordinator
         releases everything by itself."""
         self._step = None
+        self._out = None
         if early:
             self.released = []
 
@@ -157,8 +165,11 @@ class ExpertFeed:
         self._cancelled.discard(request)
 
     def __call__(self, layer: int, x: Floats, chosen: Integers, weights: Floats) -> Floats:
-        """Experts of one layer: x (T, D), chosen (T, A) ascending ids, weights (T, A) -> (T, D)."""
-        out = np.empty((chosen.size, x.shape[1]), np.float32)  # (T*A, D)
+        """Experts of one layer: x (T, D), chosen (T, A) ascending ids, weights (T, A) -> (T, D),
+        valid until the next call."""
+        if self._out is None or len(self._out) < chosen.size:
+            self._out = np.empty((chosen.size, x.shape[1]), np.float32)
+        out = self._out[: chosen.size]  # (T*A, D)
         standing = self._standing.get(layer)
         if standing is None:
             self._compute_granted(layer, group_by_expert(chosen), x, out)
@@ -175,7 +186,8 @@ class ExpertFeed:
         self, layer: int, pairs: dict[int, Integers], x: Floats, out: Floats
     ) -> None:
         fed = FedLayer(layer, self._now())
-        uses = self._uses(pairs)
+        is_last = layer == len(self._shapes) - 1
+        uses = self._uses(pairs, self._recent_wanted if is_last else self._recent)
         assert self._step is not None
         self._link.send(Need(self._step, layer, uses, self._guess(layer, x), self.take_released()))
         while pairs:
@@ -191,10 +203,12 @@ class ExpertFeed:
             fed.since_ns = self._now()
         fed.account(self.waiting)
 
-    def _uses(self, pairs: dict[int, Integers]) -> tuple[ExpertUse, ...]:
-        if self._recent is None:
+    def _uses(
+        self, pairs: dict[int, Integers], recent_rows: npt.NDArray[np.bool_] | None
+    ) -> tuple[ExpertUse, ...]:
+        if recent_rows is None:
             return tuple([ExpertUse(expert, len(own), 0) for expert, own in pairs.items()])
-        recent = self._recent.repeat(self._n_active)  # (T*A,)
+        recent = recent_rows.repeat(self._n_active)  # (T*A,)
         return tuple(
             [
                 ExpertUse(expert, len(own), int(np.count_nonzero(recent[own])))

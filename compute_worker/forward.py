@@ -60,18 +60,26 @@ def forward(
     kv: KvCache,
     experts: Experts,
     kernels: Kernels,
+    wanted: Integers | None = None,
 ) -> Floats:
     """Apply `layers` to `hidden` (T, D), in place; returns it. Writes their keys and values.
 
-    Layers are taken one by one, so a generator may stop between two of them by raising.
+    Layers are taken one by one, so a generator may stop between two of them by raising. After the
+    last layer only the `wanted` rows are what they should be (None: all): nobody needs the experts
+    of a prompt's other tokens there, their keys and values are written before.
     """
     spec = weights.spec
     parts = [(rows, places_of(spec, part)) for rows, part in batch.parts(ATTENTION_TOKENS)]
     for index in layers:
         for rows, places in parts:
             kernels.attend(kernels, weights, index, hidden[rows], places, kv)
-        x, chosen, shares = kernels.choose(kernels, weights, index, hidden)
-        hidden += experts(index, x, chosen, shares)  # (T, D)
+        if wanted is None or index < spec.n_layers - 1:
+            x, chosen, shares = kernels.choose(kernels, weights, index, hidden)
+            hidden += experts(index, x, chosen, shares)  # (T, D)
+        else:
+            some = hidden[wanted]
+            x, chosen, shares = kernels.choose(kernels, weights, index, some)
+            hidden[wanted] = some + experts(index, x, chosen, shares)
     return hidden
 
 

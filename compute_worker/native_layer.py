@@ -39,6 +39,8 @@ class DenseLayers:
         self._c_kv = c_kv
         self._layers: dict[Layer, Any] = {}  # None: not for C
         self._last_places: tuple[Places, Any, list[Any]] | None = None
+        # Kept: the system would have to clear the pages of a new one for every layer of a prompt
+        self._scratch = np.empty(0, np.float32)
 
     def attend(
         self,
@@ -55,7 +57,9 @@ class DenseLayers:
             dense_layer.attend(kernels, weights, index, hidden, places, kv)
             return
         assert hidden.dtype == np.float32
-        scratch = np.empty(self._lib.moe_attend_floats(layer, len(hidden)), np.float32)
+        n_floats = self._lib.moe_attend_floats(layer, len(hidden))
+        if n_floats > self._scratch.size:
+            self._scratch = np.empty(n_floats, np.float32)
         failed = self._lib.moe_attend(
             self._handle,
             self._numerics,
@@ -64,7 +68,7 @@ class DenseLayers:
             index,
             self._places(places),
             self._floats(hidden),
-            self._floats(scratch),
+            self._floats(self._scratch),
         )
         if failed:
             raise no_scratch()
