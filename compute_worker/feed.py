@@ -19,7 +19,7 @@ from compute_worker.fed_layer import FedLayer, Waiting
 from compute_worker.forward import group_by_expert
 from compute_worker.kernels import Kernels
 from compute_worker.link import Link
-from compute_worker.matrix import Addresses, ExpertShape, Floats, Integers
+from compute_worker.matrix import Addresses, ExpertShape, Floats, Integers, aligned_floats
 from compute_worker.own_memory import OwnMemory
 from compute_worker.regions import Regions
 from io_worker.slabs import LayerSlabs, SlabTable
@@ -168,7 +168,7 @@ class ExpertFeed:
         """Experts of one layer: x (T, D), chosen (T, A) ascending ids, weights (T, A) -> (T, D),
         valid until the next call."""
         if self._out is None or len(self._out) < chosen.size:
-            self._out = np.empty((chosen.size, x.shape[1]), np.float32)
+            self._out = aligned_floats(chosen.size, x.shape[1])
         out = self._out[: chosen.size]  # (T*A, D)
         standing = self._standing.get(layer)
         if standing is None:

@@ -50,6 +50,22 @@ static uint8_t *kv_tile(const moe_kv *kv, int block, int layer, int part, int he
     return (uint8_t *)kv->data + tile * KV_TILE * kv_row_bytes(kv);
 }
 
+/* Neighbouring queries with as many positions go together. */
+static void mix_tile(const attention_job *job, query_block *q, int n, const uint8_t *values)
+{
+    for (int i = 0, n_same; i < n; i += n_same) {
+        float *out[MIXED_AT_ONCE];
+        for (n_same = 0; n_same < MIXED_AT_ONCE && i + n_same < n; n_same++) {
+            if (q->counts[i + n_same] != q->counts[i])
+                break;
+            out[n_same] = job->out + (size_t)q->rows[i + n_same] * (size_t)job->kv->head_width;
+        }
+        if (q->counts[i])
+            job->engine->set->mix_values(job->kv->type, values, job->kv->head_width, n_same,
+                                         q->scores + i * KV_TILE, q->counts[i], out);
+    }
+}
+
 static void attend_tile(const attention_job *job, query_block *q, int n, int tile, int head,
                         int block)
 {
@@ -74,11 +90,7 @@ static void attend_tile(const attention_job *job, query_block *q, int n, int til
         for (int d = 0; d < kv->head_width; d++)
             out[d] *= rescale;
     }
-    for (int i = 0; i < n; i++)
-        if (q->counts[i])
-            set->mix_values(kv->type, kv_tile(kv, block, job->layer, 1, head), kv->head_width,
-                            q->scores + i * KV_TILE, q->counts[i],
-                            job->out + (size_t)q->rows[i] * (size_t)kv->head_width);
+    mix_tile(job, q, n, kv_tile(kv, block, job->layer, 1, head));
 }
 
 static void attend_queries(const attention_job *job, query_block *q, int n, int sequence, int head)

@@ -47,6 +47,7 @@ enum {
     TILE_COLUMNS = GROUP * GROUPS_PER_TILE,
     TOKENS_AT_ONCE = 96, /* tokens per unpacked tile: their sums stay in the first-level cache */
     KV_TILE = 64,        /* positions per block of the KV cache */
+    MIXED_AT_ONCE = 4,   /* queries of one tile of values */
     MAX_PLANES = 3,
     SIDE_BY_SIDE = 4,    /* tokens in a bundle */
     MOE_MAX_EXPERTS = 1024, /* of a layer, where C chooses among them */
@@ -147,9 +148,10 @@ typedef struct {
      * exp(score - largest); positions from `count` on weigh 0. `largest` and `total` run over the tiles;
      * returns what the sums of earlier tiles must be multiplied with. */
     float (*soften)(float *scores, int count, float scale, float *largest, float *total);
-    /* out[d] += sum over positions [0, count) of weights[position] * values[position][d] */
-    void (*mix_values)(int type, const void *values, int head_width, const float *weights,
-                       int count, float *out);
+    /* For each of n <= MIXED_AT_ONCE queries i: out[i][d] += sum over positions [0, count) of
+     * weights[KV_TILE i + position] * values[position][d] */
+    void (*mix_values)(int type, const void *values, int head_width, int n, const float *weights,
+                       int count, float *const *out);
     /* One row of keys or values as the cache holds it. */
     void (*store_row)(int type, const float *values, int n, void *out);
 } instruction_set;

@@ -251,9 +251,25 @@ INLINE asking ask_for_share(const row_group *g, int n_row_groups, int c)
     return (asking){at, at + share, 0};
 }
 
+/* Where the product of some rows, the first of them `row`, with token i of the job goes. */
+INLINE float *out_at(const row_job *job, int row, int i)
+{
+    size_t o = (size_t)(job->out_rows ? job->out_rows[i] : i);
+    return job->out + o * job->out_stride + (row - job->out_begin);
+}
+
+/* Asks for the places of tokens [first, end), which are far from each other, before they are
+ * written. */
+INLINE void ask_for_places(const row_job *job, int row, int n_row_groups, int first, int end)
+{
+    for (int i = first; i < end; i++)
+        for (int r = 0; r < n_row_groups; r++)
+            __builtin_prefetch(out_at(job, row + r * LANES, i), 1, 3);
+}
+
 /* All tiles of one or two groups of rows times n <= TOKENS_AT_ONCE tokens from `first` on. */
 static void multiply_several(const row_kernel *kernel, const row_group *groups, int n_row_groups,
-                             int first, int n, row_sums *sums)
+                             int row, int first, int n, row_sums *sums)
 {
     uint8_t edge[EDGE_BYTES];
     stored_tile stored[2];
@@ -274,6 +290,8 @@ static void multiply_several(const row_kernel *kernel, const row_group *groups, 
             t.minima = stored[r].minimum;
             kernel->unpack(&t, &rows, groups->grids);
         }
+        ask_for_places(groups->job, row, n_row_groups, first + n * c / n_tiles,
+                       first + n * (c + 1) / n_tiles);
         kernel->multiply(stored, kernel->type, n_row_groups, groups->job, first, n, c * n_groups,
                          n_groups, ask, sums);
     }
@@ -282,8 +300,7 @@ static void multiply_several(const row_kernel *kernel, const row_group *groups, 
 INLINE void store_sums(const row_job *job, int row, int n_rows, int first, int n, const vf *sums)
 {
     for (int i = 0; i < n; i++) {
-        size_t o = (size_t)(job->out_rows ? job->out_rows[first + i] : first + i);
-        float *out = job->out + o * job->out_stride + (row - job->out_begin);
+        float *out = out_at(job, row, first + i);
         if (n_rows == LANES)
             store_floats(out, sums[i]);
         else
@@ -328,7 +345,7 @@ static void multiply_rows_with(const row_kernel *kernel, const row_job *job, con
             row_sums sums[2];
             for (int r = 0; r < n_row_groups; r++)
                 groups[r] = group_at(kernel, job, grids, row + r * LANES, end, 2 * LANES);
-            multiply_several(kernel, groups, n_row_groups, first, n, sums);
+            multiply_several(kernel, groups, n_row_groups, row, first, n, sums);
             for (int r = 0; r < n_row_groups; r++)
                 store_sums(job, row + r * LANES, groups[r].n_rows, first, n, sums[r]);
         }
