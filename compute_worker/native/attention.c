@@ -180,22 +180,42 @@ int moe_attention(moe_engine *engine, const float *q, const moe_kv *kv, int laye
     return 0;
 }
 
+typedef struct {
+    const moe_engine *engine;
+    const moe_kv *kv;
+    int layer, max_blocks, n_tokens;
+    const float *k, *v;
+    const int32_t *tables, *sequence_of_token, *positions;
+} store_job;
+
+enum { STORED_AT_ONCE = 16 }; /* tokens of a part */
+
+static void store_part(void *context, int part)
+{
+    const store_job *job = context;
+    const moe_kv *kv = job->kv;
+    size_t width = (size_t)kv->head_width;
+    int begin = part * STORED_AT_ONCE, end = begin + STORED_AT_ONCE;
+    for (int token = begin; token < end && token < job->n_tokens; token++) {
+        int position = job->positions[token];
+        int block = job->tables[(size_t)job->sequence_of_token[token] * (size_t)job->max_blocks +
+                                (size_t)(position / KV_TILE)];
+        for (int head = 0; head < kv->n_kv_heads; head++) {
+            size_t from = ((size_t)token * (size_t)kv->n_kv_heads + (size_t)head) * width;
+            size_t row = (size_t)(position % KV_TILE) * kv_row_bytes(kv);
+            job->engine->set->store_row(kv->type, job->k + from, kv->head_width,
+                                        kv_tile(kv, block, job->layer, 0, head) + row);
+            job->engine->set->store_row(kv->type, job->v + from, kv->head_width,
+                                        kv_tile(kv, block, job->layer, 1, head) + row);
+        }
+    }
+}
+
 void moe_store_kv(moe_engine *engine, const moe_kv *kv, int layer, const float *k, const float *v,
                   const int32_t *tables, int max_blocks, const int32_t *sequence_of_token,
                   const int32_t *positions, int n_tokens)
 {
-    size_t width = (size_t)kv->head_width;
-    for (int token = 0; token < n_tokens; token++) {
-        int position = positions[token];
-        int block = tables[(size_t)sequence_of_token[token] * (size_t)max_blocks +
-                           (size_t)(position / KV_TILE)];
-        for (int head = 0; head < kv->n_kv_heads; head++) {
-            size_t from = ((size_t)token * (size_t)kv->n_kv_heads + (size_t)head) * width;
-            size_t row = (size_t)(position % KV_TILE) * kv_row_bytes(kv);
-            engine->set->store_row(kv->type, k + from, kv->head_width,
-                                   kv_tile(kv, block, layer, 0, head) + row);
-            engine->set->store_row(kv->type, v + from, kv->head_width,
-                                   kv_tile(kv, block, layer, 1, head) + row);
-        }
-    }
+    store_job job = {engine, kv, layer, max_blocks, n_tokens, k, v, tables, sequence_of_token,
+                     positions};
+    threads_run(engine->pool, store_part, &job, (n_tokens + STORED_AT_ONCE - 1) / STORED_AT_ONCE);
 }

@@ -45,7 +45,7 @@ enum {
     GROUP = 32,          /* columns that share one activation scale */
     GROUPS_PER_TILE = 8, /* a tile is 256 columns: one block of the K types */
     TILE_COLUMNS = GROUP * GROUPS_PER_TILE,
-    TOKENS_AT_ONCE = 96, /* tokens per unpacked tile: their sums stay in the first-level cache */
+    TOKENS_AT_ONCE = 128, /* tokens per unpacked tile: their sums stay in the first-level cache */
     KV_TILE = 64,        /* positions per block of the KV cache */
     MIXED_AT_ONCE = 4,   /* queries of one tile of values */
     MAX_PLANES = 3,
@@ -192,6 +192,9 @@ size_t row_bytes_of(const type_kernels *type, int n_columns);
 
 /* Planes that a matrix of this type wants its activations in. */
 int planes_for(const type_kernels *type, int numerics, int is_expert);
+
+/* x (n_rows, n_columns) += y */
+void add_rows(moe_engine *engine, float *x, const float *y, int n_rows, int n_columns);
 
 /* What activations of n_tokens tokens must hold. */
 typedef struct {
