@@ -8,8 +8,8 @@ bytes: per 32 elements an f16 scale and 32 int8, a ggml Q8_0 row.
 
 Address space for all blocks is reserved at start; memory is charged when a block is allocated and
 returned when its last reference goes. A block is zeroed at allocation: attention reads whole tiles
-and a NaN left by an earlier owner must not reach a masked product. Blocks of whole huge pages lie in
-such: touching 64 MiB for the first time takes 9 ms instead of 40, which a prompt would wait for.
+and a NaN left by an earlier owner must not reach a masked product. Blocks of whole huge pages lie
+in such: touching 64 MiB for the first time takes 9 ms instead of 40, which a prompt would wait for.
 
 This module knows nothing about sequences; who holds which block is the caller's table.
 """

@@ -26,7 +26,15 @@ from compute_worker.forward import Batch, forward, group_by_expert, logits
 from compute_worker.kernel_choice import select
 from compute_worker.kernels import Kernels
 from compute_worker.kv import KvCache
-from compute_worker.matrix import Addresses, Bytes, ExpertShape, Floats, Integers, Matrix, aligned_floats
+from compute_worker.matrix import (
+    Addresses,
+    Bytes,
+    ExpertShape,
+    Floats,
+    Integers,
+    Matrix,
+    aligned_floats,
+)
 from compute_worker.tensor_reads import TensorReader
 from compute_worker.weights import EmbeddingRows, Layer, Router, Weights
 from io_worker.gguf_header import ModelFormatError, TensorInfo
