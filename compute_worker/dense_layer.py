@@ -32,6 +32,36 @@ def attend(
     hidden += kernels.matmul(layer.attn_output, mixed.reshape(len(x), -1))  # (T, D)
 
 
+def attend_some(
+    kernels: Kernels,
+    weights: Weights,
+    index: int,
+    hidden: Floats,
+    wanted: Integers,
+    places: Places,
+    kv: KvCache,
+) -> None:
+    """The same for rows `wanted` of `hidden` alone; of the others only keys and values are
+    written. Where no layer follows, nothing else of them is needed."""
+    spec, layer = weights.spec, weights.layers[index]
+    owners, positions = places.sequence_of_token, places.positions
+    x = kernels.rms_norm(hidden, layer.attn_norm, spec.rms_epsilon)  # (T, D)
+    k, v = kernels.matmuls((layer.k, layer.v), x)
+    k = norm_heads(k, layer.k_norm, spec.rms_epsilon, kernels)
+    k = kernels.rotate(as_heads(k, spec.n_kv_heads), places.cosines, places.sines)  # (T, K, hd)
+    v = as_heads(v, spec.n_kv_heads)  # (T, K, hd)
+    kernels.store_kv(kv, index, k, v, places.tables, owners, positions)
+    if not len(wanted):
+        return
+    q = kernels.matmul(layer.q, x[wanted])  # (W, H * hd)
+    q = norm_heads(q, layer.q_norm, spec.rms_epsilon, kernels)
+    rotation = (places.cosines[wanted], places.sines[wanted])
+    q = kernels.rotate(as_heads(q, spec.n_heads), *rotation)  # (W, H, hd)
+    where = (places.tables, owners[wanted], positions[wanted])
+    mixed = kernels.attention(q, kv, index, *where)  # (W, H, hd)
+    hidden[wanted] += kernels.matmul(layer.attn_output, mixed.reshape(len(wanted), -1))  # (W, D)
+
+
 def choose(
     kernels: Kernels, weights: Weights, index: int, hidden: Floats
 ) -> tuple[Floats, Integers, Floats]:

@@ -135,11 +135,12 @@ class Engine:
         """Execute one step. A cancelled step leaves the KV of finished tokens as it was."""
         started_ns = time.monotonic_ns()
         faults = _faults()
-        self._feed.begin_step(step.step, self._recent(step))
+        wanted = self._wanted(step)
+        self._feed.begin_step(step.step, self._recent(step), wanted)
         sampled: tuple[Sampled, ...] = ()
         cancelled = False
         try:
-            sampled = self._run(step)
+            sampled = self._run(step, wanted)
         except StepCancelled:
             cancelled = True
         self._feed.end_step(early=cancelled)
@@ -165,7 +166,16 @@ class Engine:
         uses, earlier = self._feed.standing_uses, self._feed.take_earlier()
         return StepDone(step.step, sampled, times, uses, released, cancelled, earlier)
 
-    def _run(self, step: Step) -> tuple[Sampled, ...]:
+    def _wanted(self, step: Step) -> Integers | None:
+        """Rows of which something is drawn, and one at least; None: all."""
+        if self._sequences[step.slices[0].request].kept is not None:
+            return None
+        ends = np.cumsum([part.n_tokens for part in step.slices]) - 1
+        drawn = ends[[part.sample for part in step.slices]]
+        wanted = drawn if len(drawn) else ends[-1:]
+        return None if len(wanted) == ends[-1] + 1 else wanted
+
+    def _run(self, step: Step, wanted: Integers | None) -> tuple[Sampled, ...]:
         batch = self._batch(step)
         if step.first_layer == 0:
             hidden = embed(self._weights, batch)  # (T, D)
@@ -173,7 +183,9 @@ class Engine:
             hidden = self._partial.pop(_key(step))
         layers = self._layers(step)
         experts = self._experts(step)
-        hidden = forward(self._weights, batch, hidden, layers, self._kv, experts, self._kernels)
+        hidden = forward(
+            self._weights, batch, hidden, layers, self._kv, experts, self._kernels, wanted
+        )
         if step.stop_layer < self._weights.spec.n_layers:
             self._partial[_key(step)] = hidden
             return ()

@@ -21,7 +21,7 @@ from compute_worker.forward import group_by_expert
 from compute_worker.kernels import Kernels
 from compute_worker.lasting import LastingGrants
 from compute_worker.link import Link
-from compute_worker.matrix import Addresses, Floats, Integers, shape_of
+from compute_worker.matrix import Addresses, Floats, Integers, aligned_floats, shape_of
 from compute_worker.own_memory import OwnMemory
 from compute_worker.regions import Regions
 from io_worker.slabs import SlabTable
@@ -86,14 +86,21 @@ class ExpertFeed:
         self._earlier: list[KnownLayer] = []  # computed without a `Need`, not told yet
         self._step: int | None = None  # None: no step runs
         self._recent: npt.NDArray[np.bool_] | None = None
+        self._recent_wanted: npt.NDArray[np.bool_] | None = None
+        self._out: Floats | None = None  # of this step: clearing pages for each layer takes time
         self._noticed: dict[int, SlabNotice] = {}  # the last one of each slot
         self._cancelled: set[int] = set()
         self._late: list[Finished | Forget] = []
 
-    def begin_step(self, step: int, recent: npt.NDArray[np.bool_] | None) -> None:
-        """A step begins; `recent` (T,) marks the last tokens of prompt slices, None: no prompt."""
+    def begin_step(
+        self, step: int, recent: npt.NDArray[np.bool_] | None, wanted: Integers | None = None
+    ) -> None:
+        """A step begins; `recent` (T,) marks the last tokens of prompt slices, None: no prompt.
+        `wanted`: the rows that the last layer has, None: all."""
         self._step = step
-        self._recent = recent
+        self._recent = self._recent_wanted = recent
+        if recent is not None and wanted is not None:
+            self._recent_wanted = recent[wanted]
         self.waiting = Waiting()
         self.standing_uses = 0
         self.computing_ns = 0
@@ -102,6 +109,7 @@ class ExpertFeed:
         """The step is over: an `Abort` that comes now is late. After an early end the coordinator
         releases everything by itself."""
         self._step = None
+        self._out = None
         if early:
             self.released = []
 
@@ -170,8 +178,11 @@ class ExpertFeed:
         self._cancelled.discard(request)
 
     def __call__(self, layer: int, x: Floats, chosen: Integers, weights: Floats) -> Floats:
-        """Experts of one layer: x (T, D), chosen (T, A) ascending ids, weights (T, A) -> (T, D)."""
-        out = np.empty((chosen.size, x.shape[1]), np.float32)  # (T*A, D)
+        """Experts of one layer: x (T, D), chosen (T, A) ascending ids, weights (T, A) -> (T, D),
+        valid until the next call."""
+        if self._out is None or len(self._out) < chosen.size:
+            self._out = aligned_floats(chosen.size, x.shape[1])
+        out = self._out[: chosen.size]  # (T*A, D)
         standing = self._standing.get(layer)
         if standing is None:
             self._compute_granted(layer, group_by_expert(chosen), x, out)
@@ -187,7 +198,7 @@ class ExpertFeed:
     def _compute_granted(
         self, layer: int, pairs: dict[int, Integers], x: Floats, out: Floats
     ) -> None:
-        known, uses = self._lasting.known(layer, pairs), self._uses(pairs)
+        known, uses = self._lasting.known(layer, pairs), self._uses(layer, pairs)
         if len(known) == len(pairs):
             self._earlier.append(KnownLayer(layer, uses))
             self._compute(layer, self._addresses(known), list(pairs.values()), x, out)
@@ -226,10 +237,12 @@ class ExpertFeed:
         told = (self._guess(layer, x), self.take_released(), of, self.take_earlier())
         self._link.send(Need(self._step, layer, uses, *told))
 
-    def _uses(self, pairs: dict[int, Integers]) -> tuple[ExpertUse, ...]:
-        if self._recent is None:
+    def _uses(self, layer: int, pairs: dict[int, Integers]) -> tuple[ExpertUse, ...]:
+        is_last = layer == len(self._shapes) - 1
+        recent_rows = self._recent_wanted if is_last else self._recent
+        if recent_rows is None:
             return tuple([ExpertUse(expert, len(own), 0) for expert, own in pairs.items()])
-        recent = self._recent.repeat(self._n_active)  # (T*A,)
+        recent = recent_rows.repeat(self._n_active)  # (T*A,)
         return tuple(
             [
                 ExpertUse(expert, len(own), int(np.count_nonzero(recent[own])))

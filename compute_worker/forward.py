@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from compute_worker.arch import ModelSpec
+from compute_worker.dense_layer import attend_some
 from compute_worker.kernels import Kernels, Places
 from compute_worker.kv import KvCache
 from compute_worker.matrix import Floats, Integers
@@ -60,14 +61,25 @@ def forward(
     kv: KvCache,
     experts: Experts,
     kernels: Kernels,
+    wanted: Integers | None = None,
 ) -> Floats:
     """Apply `layers` to `hidden` (T, D), in place; returns it. Writes their keys and values.
 
-    Layers are taken one by one, so a generator may stop between two of them by raising.
+    Layers are taken one by one, so a generator may stop between two of them by raising. After the
+    last layer only the `wanted` rows (W) are what they should be (None: all): of a prompt's other
+    tokens nobody needs more than keys and values there.
     """
     spec = weights.spec
     parts = [(rows, places_of(spec, part)) for rows, part in batch.parts(ATTENTION_TOKENS)]
     for index in layers:
+        if wanted is not None and index == spec.n_layers - 1:
+            for rows, places in parts:
+                inside = wanted[(rows.start <= wanted) & (wanted < rows.stop)] - rows.start
+                attend_some(kernels, weights, index, hidden[rows], inside, places, kv)
+            some = hidden[wanted]  # (W, D)
+            x, chosen, shares = kernels.choose(kernels, weights, index, some)
+            hidden[wanted] = some + experts(index, x, chosen, shares)
+            continue
         for rows, places in parts:
             kernels.attend(kernels, weights, index, hidden[rows], places, kv)
         x, chosen, shares = kernels.choose(kernels, weights, index, hidden)

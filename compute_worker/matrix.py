@@ -19,6 +19,7 @@ Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int32]
 Addresses = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]
+CACHE_LINE_FLOATS = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,3 +75,11 @@ def dequantise(data: Bytes, type_id: int, n_cols: int) -> Floats:
     weights (`arch.WEIGHT_TYPES` are)."""
     rows = data.reshape(-1, row_bytes(type_id, n_cols))
     return gguf.quants.dequantize(rows, gguf.GGMLQuantizationType(type_id)).reshape(-1, n_cols)
+
+
+def aligned_floats(n_rows: int, n_columns: int) -> Floats:
+    """(n_rows, n_columns) of anything, from the start of a cache line on: a vector that is written
+    there touches one line, where it would touch two and wait for both."""
+    raw = np.empty(n_rows * n_columns + CACHE_LINE_FLOATS, np.float32)
+    first = -(raw.__array_interface__["data"][0] // raw.itemsize) % CACHE_LINE_FLOATS
+    return raw[first : first + n_rows * n_columns].reshape(n_rows, n_columns)

@@ -13,7 +13,7 @@ import numpy as np
 from compute_worker import dense_layer
 from compute_worker.kernels import Kernels, Places
 from compute_worker.kv import KvCache
-from compute_worker.matrix import Floats, Integers
+from compute_worker.matrix import Floats, Integers, aligned_floats
 from compute_worker.native_rows import MOST_EXPERTS
 from compute_worker.weights import Layer, Weights
 
@@ -39,6 +39,8 @@ class DenseLayers:
         self._c_kv = c_kv
         self._layers: dict[Layer, Any] = {}  # None: not for C
         self._last_places: tuple[Places, Any, list[Any]] | None = None
+        # Kept: the system would have to clear the pages of a new one for every layer of a prompt
+        self._scratch = aligned_floats(1, 0)
 
     def attend(
         self,
@@ -55,7 +57,9 @@ class DenseLayers:
             dense_layer.attend(kernels, weights, index, hidden, places, kv)
             return
         assert hidden.dtype == np.float32
-        scratch = np.empty(self._lib.moe_attend_floats(layer, len(hidden)), np.float32)
+        n_floats = self._lib.moe_attend_floats(layer, len(hidden))
+        if n_floats > self._scratch.size:
+            self._scratch = aligned_floats(1, n_floats)
         failed = self._lib.moe_attend(
             self._handle,
             self._numerics,
@@ -64,7 +68,7 @@ class DenseLayers:
             index,
             self._places(places),
             self._floats(hidden),
-            self._floats(scratch),
+            self._floats(self._scratch),
         )
         if failed:
             raise no_scratch()

@@ -26,7 +26,15 @@ from compute_worker.forward import Batch, forward, group_by_expert, logits
 from compute_worker.kernel_choice import select
 from compute_worker.kernels import Kernels
 from compute_worker.kv import KvCache
-from compute_worker.matrix import Addresses, Bytes, ExpertShape, Floats, Integers, Matrix
+from compute_worker.matrix import (
+    Addresses,
+    Bytes,
+    ExpertShape,
+    Floats,
+    Integers,
+    Matrix,
+    aligned_floats,
+)
 from compute_worker.tensor_reads import TensorReader
 from compute_worker.weights import EmbeddingRows, Layer, Router, Weights
 from io_worker.gguf_header import ModelFormatError, TensorInfo
@@ -110,6 +118,7 @@ class Stage:
         self._weights = _weights(self._spec)
         self._head_share = self._weights.output.n_rows / spec.vocabulary_size
         self._stocks = [_stock(layer, spec.n_active) for layer in slabs]
+        self._out = aligned_floats(n_tokens * spec.n_active, spec.width)  # as the feed keeps it
         self._clock = Clock()
 
     def measure(self, n_tokens: int, seconds: float) -> dict[str, float]:
@@ -167,7 +176,7 @@ class Stage:
         )
         stock = self._stocks[layer].addresses
         addresses = stock[[expert % len(stock) for expert in pairs]]
-        out = np.empty((chosen.size, x.shape[1]), np.float32)
+        out = self._out[: chosen.size]
         wanted = list(pairs.values())
         self._kernels.expert_blocks(shape, addresses, wanted, self._spec.n_active, x, out)
         total = self._kernels.combine(out, weights)

@@ -353,6 +353,19 @@ def test_recent_tokens_are_counted_for_prompts_only(stage: Stage) -> None:
     assert [u.n_recent_tokens for u in need.experts] == [last.count(e) for e in stage.used]
 
 
+def test_the_last_layer_has_only_the_tokens_that_are_wanted(stage: Stage) -> None:
+    wanted = np.array([0, N_TOKENS - 1])
+    stage.feed.begin_step(STEP, np.arange(N_TOKENS) >= N_TOKENS - 2, wanted)
+    used = sorted({*stage.chosen[wanted].ravel().tolist()})
+    stage.link.answer = lambda need: [stage.grant(used)]
+    found = stage.feed(LAYER, stage.x[wanted], stage.chosen[wanted], stage.shares[wanted])
+    (need,) = stage.link.sent
+    last = stage.chosen[-1].tolist()
+    assert [u.n_recent_tokens for u in need.experts] == [last.count(e) for e in used]
+    rows = (stage.x[wanted], stage.chosen[wanted], stage.shares[wanted])
+    assert found.tobytes() == stage.runner.experts(LAYER, *rows).tobytes()
+
+
 @pytest.mark.parametrize(
     ("spans", "disk_ns"),
     [

@@ -16,6 +16,7 @@ from plain_model import PlainModel
 from compute_worker.dense_layer import route
 from compute_worker.forward import (
     embed,
+    forward,
     group_by_expert,
     logits,
     rotation_of,
@@ -258,3 +259,26 @@ def test_rotate_by_hand(runner: ModelRunner) -> None:
     assert np.isclose(turned[1, 0, 1], np.cos(angle))
     assert np.isclose(turned[1, 0, 1 + spec.rope_width // 2], np.sin(angle))
     assert np.count_nonzero(turned[1]) == 2
+
+
+@pytest.mark.parametrize("wanted", [[139], [0, 70, 138], [63, 64]])
+def test_rows_that_are_wanted_do_not_depend_on_the_others(
+    runner: ModelRunner, whole: Floats, wanted: list[int]
+) -> None:
+    table = runner.new_table(len(TOKENS))
+    batch = runner.batch((TOKENS, 0, table))
+    rows = np.array(wanted)
+    layers = range(runner.spec.n_layers)
+    hidden = forward(
+        runner.weights,
+        batch,
+        embed(runner.weights, batch),
+        layers,
+        runner.kv,
+        runner.experts,
+        runner.kernels,
+        rows,
+    )
+    assert (logits(runner.weights, hidden[rows], runner.kernels) == whole[rows]).all()
+    assert len(runner.chosen[layers[-1]][-1]) == len(rows)
+    free(runner, table)

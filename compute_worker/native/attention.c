@@ -50,6 +50,22 @@ static uint8_t *kv_tile(const moe_kv *kv, int block, int layer, int part, int he
     return (uint8_t *)kv->data + tile * KV_TILE * kv_row_bytes(kv);
 }
 
+/* Neighbouring queries with as many positions go together. */
+static void mix_tile(const attention_job *job, query_block *q, int n, const uint8_t *values)
+{
+    for (int i = 0, n_same; i < n; i += n_same) {
+        float *out[MIXED_AT_ONCE];
+        for (n_same = 0; n_same < MIXED_AT_ONCE && i + n_same < n; n_same++) {
+            if (q->counts[i + n_same] != q->counts[i])
+                break;
+            out[n_same] = job->out + (size_t)q->rows[i + n_same] * (size_t)job->kv->head_width;
+        }
+        if (q->counts[i])
+            job->engine->set->mix_values(job->kv->type, values, job->kv->head_width, n_same,
+                                         q->scores + i * KV_TILE, q->counts[i], out);
+    }
+}
+
 static void attend_tile(const attention_job *job, query_block *q, int n, int tile, int head,
                         int block)
 {
@@ -74,11 +90,7 @@ static void attend_tile(const attention_job *job, query_block *q, int n, int til
         for (int d = 0; d < kv->head_width; d++)
             out[d] *= rescale;
     }
-    for (int i = 0; i < n; i++)
-        if (q->counts[i])
-            set->mix_values(kv->type, kv_tile(kv, block, job->layer, 1, head), kv->head_width,
-                            q->scores + i * KV_TILE, q->counts[i],
-                            job->out + (size_t)q->rows[i] * (size_t)kv->head_width);
+    mix_tile(job, q, n, kv_tile(kv, block, job->layer, 1, head));
 }
 
 static void attend_queries(const attention_job *job, query_block *q, int n, int sequence, int head)
@@ -168,22 +180,42 @@ int moe_attention(moe_engine *engine, const float *q, const moe_kv *kv, int laye
     return 0;
 }
 
+typedef struct {
+    const moe_engine *engine;
+    const moe_kv *kv;
+    int layer, max_blocks, n_tokens;
+    const float *k, *v;
+    const int32_t *tables, *sequence_of_token, *positions;
+} store_job;
+
+enum { STORED_AT_ONCE = 16 }; /* tokens of a part */
+
+static void store_part(void *context, int part)
+{
+    const store_job *job = context;
+    const moe_kv *kv = job->kv;
+    size_t width = (size_t)kv->head_width;
+    int begin = part * STORED_AT_ONCE, end = begin + STORED_AT_ONCE;
+    for (int token = begin; token < end && token < job->n_tokens; token++) {
+        int position = job->positions[token];
+        int block = job->tables[(size_t)job->sequence_of_token[token] * (size_t)job->max_blocks +
+                                (size_t)(position / KV_TILE)];
+        for (int head = 0; head < kv->n_kv_heads; head++) {
+            size_t from = ((size_t)token * (size_t)kv->n_kv_heads + (size_t)head) * width;
+            size_t row = (size_t)(position % KV_TILE) * kv_row_bytes(kv);
+            job->engine->set->store_row(kv->type, job->k + from, kv->head_width,
+                                        kv_tile(kv, block, job->layer, 0, head) + row);
+            job->engine->set->store_row(kv->type, job->v + from, kv->head_width,
+                                        kv_tile(kv, block, job->layer, 1, head) + row);
+        }
+    }
+}
+
 void moe_store_kv(moe_engine *engine, const moe_kv *kv, int layer, const float *k, const float *v,
                   const int32_t *tables, int max_blocks, const int32_t *sequence_of_token,
                   const int32_t *positions, int n_tokens)
 {
-    size_t width = (size_t)kv->head_width;
-    for (int token = 0; token < n_tokens; token++) {
-        int position = positions[token];
-        int block = tables[(size_t)sequence_of_token[token] * (size_t)max_blocks +
-                           (size_t)(position / KV_TILE)];
-        for (int head = 0; head < kv->n_kv_heads; head++) {
-            size_t from = ((size_t)token * (size_t)kv->n_kv_heads + (size_t)head) * width;
-            size_t row = (size_t)(position % KV_TILE) * kv_row_bytes(kv);
-            engine->set->store_row(kv->type, k + from, kv->head_width,
-                                   kv_tile(kv, block, layer, 0, head) + row);
-            engine->set->store_row(kv->type, v + from, kv->head_width,
-                                   kv_tile(kv, block, layer, 1, head) + row);
-        }
-    }
+    store_job job = {engine, kv, layer, max_blocks, n_tokens, k, v, tables, sequence_of_token,
+                     positions};
+    threads_run(engine->pool, store_part, &job, (n_tokens + STORED_AT_ONCE - 1) / STORED_AT_ONCE);
 }

@@ -13,43 +13,61 @@ INLINE vf load_cached(int type, const uint8_t *row, int at)
     return load_bytes(block + 2 + at % 32) * all_floats(scalar_half(block));
 }
 
-/* n_vectors vectors of the output from column `at` on: their sums stay in registers. */
-INLINE void mix_columns(int type, const uint8_t *values, size_t row_bytes, const float *weights,
-                        int count, int at, int n_vectors, float *out)
+/* n_vectors vectors of the outputs of n queries from column `at` on: their sums stay in registers,
+ * and a value is unpacked once for all queries. */
+INLINE void mix_columns(int type, const uint8_t *values, size_t row_bytes, int n,
+                        const float *weights, int count, int at, int n_vectors, float *const *out)
 {
-    vf sums[8];
-    for (int v = 0; v < n_vectors; v++)
-        sums[v] = load_floats(out + at + v * LANES);
-    for (int position = 0; position < count; position++) {
+    vf sums[MIXED_AT_ONCE][8];
+    UNROLL for (int i = 0; i < n; i++)
+        UNROLL for (int v = 0; v < n_vectors; v++)
+            sums[i][v] = load_floats(out[i] + at + v * LANES);
+    ROLLED for (int position = 0; position < count; position++) {
         const uint8_t *row = values + (size_t)position * row_bytes;
-        for (int v = 0; v < n_vectors; v++)
-            sums[v] = multiply_add(load_cached(type, row, at + v * LANES),
-                                   all_floats(weights[position]), sums[v]);
+        UNROLL for (int v = 0; v < n_vectors; v++) {
+            vf value = load_cached(type, row, at + v * LANES);
+            UNROLL for (int i = 0; i < n; i++)
+                sums[i][v] = multiply_add(value, all_floats(weights[i * KV_TILE + position]),
+                                          sums[i][v]);
+        }
     }
-    for (int v = 0; v < n_vectors; v++)
-        store_floats(out + at + v * LANES, sums[v]);
+    UNROLL for (int i = 0; i < n; i++)
+        UNROLL for (int v = 0; v < n_vectors; v++)
+            store_floats(out[i] + at + v * LANES, sums[i][v]);
 }
 
-INLINE void mix_values_of(int type, const uint8_t *values, size_t row_bytes, int head_width,
-                          const float *weights, int count, float *out)
+/* n and at_once, the vectors whose sums fit in registers, are constants to the compiler. */
+INLINE void mix_values_of(int type, const uint8_t *values, size_t row_bytes, int head_width, int n,
+                          int at_once, const float *weights, int count, float *const *out)
 {
     int at = 0;
-    for (; at + 8 * LANES <= head_width; at += 8 * LANES)
-        mix_columns(type, values, row_bytes, weights, count, at, 8, out);
+    for (; at + at_once * LANES <= head_width; at += at_once * LANES)
+        mix_columns(type, values, row_bytes, n, weights, count, at, at_once, out);
     for (; at < head_width; at += LANES)
-        mix_columns(type, values, row_bytes, weights, count, at, 1, out);
+        mix_columns(type, values, row_bytes, n, weights, count, at, 1, out);
 }
 
-static void mix_values(int type, const void *values, int head_width, const float *weights,
-                       int count, float *out)
+INLINE void mix_queries(int type, const void *values, int head_width, int n, int at_once,
+                        const float *weights, int count, float *const *out)
 {
     size_t width = (size_t)head_width;
     if (type == TYPE_F32)
-        mix_values_of(TYPE_F32, values, 4 * width, head_width, weights, count, out);
+        mix_values_of(TYPE_F32, values, 4 * width, head_width, n, at_once, weights, count, out);
     else if (type == TYPE_F16)
-        mix_values_of(TYPE_F16, values, 2 * width, head_width, weights, count, out);
+        mix_values_of(TYPE_F16, values, 2 * width, head_width, n, at_once, weights, count, out);
     else
-        mix_values_of(TYPE_Q8_0, values, width / 32 * 34, head_width, weights, count, out);
+        mix_values_of(TYPE_Q8_0, values, width / 32 * 34, head_width, n, at_once, weights, count,
+                      out);
+}
+
+static void mix_values(int type, const void *values, int head_width, int n, const float *weights,
+                       int count, float *const *out)
+{
+    if (n == MIXED_AT_ONCE)
+        mix_queries(type, values, head_width, MIXED_AT_ONCE, TOKENS_PER_PASS, weights, count, out);
+    else
+        for (int i = 0; i < n; i++)
+            mix_queries(type, values, head_width, 1, 8, weights + i * KV_TILE, count, out + i);
 }
 
 /* Running softmax: weights are relative to the largest score so far. */

@@ -45,8 +45,9 @@ enum {
     GROUP = 32,          /* columns that share one activation scale */
     GROUPS_PER_TILE = 8, /* a tile is 256 columns: one block of the K types */
     TILE_COLUMNS = GROUP * GROUPS_PER_TILE,
-    TOKENS_AT_ONCE = 96, /* tokens per unpacked tile: their sums stay in the first-level cache */
+    TOKENS_AT_ONCE = 128, /* per unpacked tile: their sums stay in the first-level cache */
     KV_TILE = 64,        /* positions per block of the KV cache */
+    MIXED_AT_ONCE = 4,   /* queries of one tile of values */
     MAX_PLANES = 3,
     SIDE_BY_SIDE = 4,    /* tokens in a bundle */
     MOE_MAX_EXPERTS = 1024, /* of a layer, where C chooses among them */
@@ -62,8 +63,10 @@ enum {
  *                that value would, and all that follows within a group is exact.
  *     2 planes   fast, dense matrices. What attention adds to the hidden state decides which
  *                experts are chosen. With 8 bits here, flipped choices are most of a model's error;
- *                with 16 the divergence of its distributions falls to a fifth. Costs nothing at
- *                decode, where memory is the limit, and a tenth of the time of a prompt.
+ *                with 16 the divergence of its distributions falls to a quarter. One plane for q
+ *                and k alone, or v, or the output makes it 2 to 3 times as large again; for the
+ *                output head, 1.08 times. Costs nothing at decode, where memory is the limit, and
+ *                a tenth of the time of a prompt.
  *     1 plane    fast, experts.
  *
  * Float weights are multiplied with the values themselves (0 planes).
@@ -147,9 +150,10 @@ typedef struct {
      * exp(score - largest); positions from `count` on weigh 0. `largest` and `total` run over the tiles;
      * returns what the sums of earlier tiles must be multiplied with. */
     float (*soften)(float *scores, int count, float scale, float *largest, float *total);
-    /* out[d] += sum over positions [0, count) of weights[position] * values[position][d] */
-    void (*mix_values)(int type, const void *values, int head_width, const float *weights,
-                       int count, float *out);
+    /* For each of n <= MIXED_AT_ONCE queries i: out[i][d] += sum over positions [0, count) of
+     * weights[KV_TILE i + position] * values[position][d] */
+    void (*mix_values)(int type, const void *values, int head_width, int n, const float *weights,
+                       int count, float *const *out);
     /* One row of keys or values as the cache holds it. */
     void (*store_row)(int type, const float *values, int n, void *out);
 } instruction_set;
@@ -190,6 +194,9 @@ size_t row_bytes_of(const type_kernels *type, int n_columns);
 
 /* Planes that a matrix of this type wants its activations in. */
 int planes_for(const type_kernels *type, int numerics, int is_expert);
+
+/* x (n_rows, n_columns) += y */
+void add_rows(moe_engine *engine, float *x, const float *y, int n_rows, int n_columns);
 
 /* What activations of n_tokens tokens must hold. */
 typedef struct {

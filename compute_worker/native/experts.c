@@ -14,9 +14,9 @@
 #include "threads.h"
 
 enum {
-    ROUND_PAIRS = 256,  /* a multiple of SIDE_BY_SIDE */
+    ROUND_PAIRS = 512,  /* a multiple of SIDE_BY_SIDE */
     DOWN_ROWS = 128,    /* rows of a part of phase 2, at most of one of phase 1: 20 to 40 us */
-    GATE_VALUES = 3072, /* rows × tokens of a part of phase 1: gate and up lie on the stack */
+    GATE_VALUES = 4096, /* rows × tokens of a part of phase 1: gate and up lie on the stack */
 };
 
 /* Some pairs of one expert. A lone pair uses the activations of its token where they are; several

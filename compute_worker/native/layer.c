@@ -38,7 +38,7 @@ int moe_attend(moe_engine *engine, int numerics, const moe_layer *layer, const m
                int index, const moe_places *places, float *hidden, float *scratch)
 {
     int n_tokens = places->n_tokens;
-    size_t tokens = (size_t)n_tokens, width = (size_t)layer->width;
+    size_t tokens = (size_t)n_tokens;
     size_t n_q = tokens * (size_t)layer->n_rows[0], n_k = tokens * (size_t)layer->n_rows[1];
     float *x = scratch, *q = scratch + tokens * input_floats(layer), *k = q + n_q, *v = k + n_k;
 
@@ -61,8 +61,7 @@ int moe_attend(moe_engine *engine, int numerics, const moe_layer *layer, const m
     if (moe_matmul(engine, numerics, 1, &layer->output_type, &layer->output, &layer->width,
                    layer->n_rows[0], mixed, n_tokens, out))
         return -1;
-    for (size_t i = 0; i < tokens * width; i++)
-        hidden[i] += out[i];
+    add_rows(engine, hidden, out, n_tokens, layer->width);
     return 0;
 }
 

@@ -34,13 +34,14 @@ static void matmul_part(void *context, int part)
 }
 
 /* Parts of a whole number of vectors: small enough to balance, large enough that the first rows of
- * a part, which nobody prefetched, do not count. One thread takes all rows at once. */
-static int part_rows(const thread_pool *pool, int n_rows)
+ * a part, which nobody prefetched, do not count: they never do for many tokens, whose parts take
+ * long. One thread takes all rows at once. */
+static int part_rows(const thread_pool *pool, int n_rows, int n_tokens)
 {
-    enum { SMALLEST = 64, PARTS_PER_THREAD = 8 };
+    enum { SMALLEST = 64, PARTS_PER_THREAD = 8, MANY_TOKENS = 32 };
     int n_threads = threads_count(pool);
     int rows = n_rows / (n_threads * PARTS_PER_THREAD) / SMALLEST * SMALLEST;
-    return n_threads == 1 ? n_rows : rows < SMALLEST ? SMALLEST : rows;
+    return n_threads == 1 ? n_rows : rows < SMALLEST || n_tokens >= MANY_TOKENS ? SMALLEST : rows;
 }
 
 /* What all matrices together want of the activations. */
@@ -76,7 +77,7 @@ static int multiply_matrices(moe_engine *engine, int numerics, int n_matrices,
     int n_rows_of_all = 0, n_parts = 0;
     for (int i = 0; i < n_matrices; i++)
         n_rows_of_all += n_rows[i];
-    job.rows_per_part = part_rows(engine->pool, n_rows_of_all);
+    job.rows_per_part = part_rows(engine->pool, n_rows_of_all, n_tokens);
     for (int i = 0; i < n_matrices; i++) {
         const type_kernels *kernels = &engine->set->types[types[i]];
         job.matrices[i] = (matrix_job){

@@ -147,3 +147,23 @@ void moe_combine(moe_engine *engine, float *out, const float *weights, int n_tok
     sum_job job = {engine->set, out, weights, n_tokens, n_active, width};
     run_rows(engine, sum_part, &job, n_tokens);
 }
+
+typedef struct {
+    float *x;
+    const float *y;
+    int n_rows, n_columns;
+} addition_job;
+
+static void addition_part(void *context, int part)
+{
+    const addition_job *job = context;
+    size_t begin = (size_t)part * ROWS_PER_PART, end = (size_t)end_of_part(part, job->n_rows);
+    for (size_t i = begin * (size_t)job->n_columns; i < end * (size_t)job->n_columns; i++)
+        job->x[i] += job->y[i];
+}
+
+void add_rows(moe_engine *engine, float *x, const float *y, int n_rows, int n_columns)
+{
+    addition_job job = {x, y, n_rows, n_columns};
+    run_rows(engine, addition_part, &job, n_rows);
+}

@@ -7,6 +7,7 @@
 #include "unpack_k.h"
 #include "unpack_iq.h"
 #include "multiply.h"
+#include "walk.h"
 #include "activations.h"
 #include "attention_tile.h"
 #include "row_math.h"

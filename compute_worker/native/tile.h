@@ -125,11 +125,13 @@ INLINE vf join_planes(int planes, const vi dots[MAX_PLANES])
 }
 
 /* One subgroup's share of its group: scale * (dot - offset * sum) + minimum * sum. With one plane
- * dot and offset * sum are integers below 2^24, so their difference is exact. */
+ * dot and offset * sum are integers below 2^24, so their difference is exact. Their product is
+ * one number for all rows, and the difference goes to the units that add: those that multiply are
+ * what limits a prompt. */
 INLINE vf add_subgroup(layout type, int half, vf dot, vf scale, vf minimum, float sum, vf part)
 {
     if (type.offset && !(type.wide && WIDE_DOT_IS_SIGNED))
-        dot = multiply_add(all_floats((float)-type.offset), all_floats(sum), dot);
+        dot -= all_floats((float)type.offset * sum);
     part = half == 0 ? dot * scale : multiply_add(dot, scale, part);
     return type.has_minimum ? multiply_add(minimum, all_floats(sum), part) : part;
 }
