@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from compute_worker.feed import ExpertFeed, StepCancelled
-from compute_worker.forward import Batch, Experts, embed, forward, logits
+from compute_worker.forward import Batch, Experts, Standing, embed, forward, logits
 from compute_worker.kept import KeptPrompt
 from compute_worker.kernels import Kernels
 from compute_worker.kv import KvCache, n_blocks_needed
@@ -39,6 +39,9 @@ from shm.messages import (
 )
 
 PROGRESS_SECONDS = 0.2
+# A step of so few tokens is over in tens of milliseconds. Between two layers, what Python itself
+# needs has left the caches: a turn there costs 150 us, five times as much as with a small model.
+FEW_TOKENS = 8
 N_RECENT_TOKENS = 64  # of a prompt slice: what they use is what the answer will use first
 
 
@@ -170,21 +173,27 @@ class Engine:
             hidden = embed(self._weights, batch)  # (T, D)
         else:
             hidden = self._partial.pop(_key(step))
-        layers = self._layers(step)
-        experts = self._experts(step)
-        hidden = forward(self._weights, batch, hidden, layers, self._kv, experts, self._kernels)
+        given = (batch, hidden, self._stretches(step), self._kv)
+        hidden = forward(self._weights, *given, *self._experts(step), self._kernels)
         if step.stop_layer < self._weights.spec.n_layers:
             self._partial[_key(step)] = hidden
             return ()
         return self._sample(step, hidden)
 
-    def _layers(self, step: Step) -> Iterator[int]:
-        """The layers of a step, one by one: before each, `Cancel` may end it."""
-        for layer in range(step.first_layer, step.stop_layer):
+    def _stretches(self, step: Step) -> Iterator[range]:
+        """The layers of a step, one by one: before each, `Cancel` may end it. Few tokens go through
+        all layers that are left at once, where all experts stand."""
+        few = sum(part.n_tokens for part in step.slices) <= FEW_TOKENS
+        layer = step.first_layer
+        while layer < step.stop_layer:
             self._look_for_cancel(step)
             self._tell_progress(step, layer)
-            yield layer
-            self.n_layers_done += 1
+            left = range(layer, step.stop_layer)
+            if not few or self._feed.addresses(left) is None:
+                left = left[:1]
+            yield left
+            self.n_layers_done += len(left)
+            layer = left.stop
 
     def _tell_progress(self, step: Step, layer: int) -> None:
         """A long prompt: which part of it is done, in tokens times layers, a few times a second."""
@@ -198,16 +207,17 @@ class Engine:
         done = part.start * n_layers + part.n_tokens * layer
         self._link.send(Progress("prompt", done, n_prompt * n_layers))
 
-    def _experts(self, step: Step) -> Experts:
+    def _experts(self, step: Step) -> tuple[Experts, Standing | None]:
+        """Who has the experts of a step, and those that stand. What is to be kept must be seen."""
         kept = self._sequences[step.slices[0].request].kept
         if kept is None:
-            return self._feed
+            return self._feed, self._feed
 
         def keep_and_feed(layer: int, x: Floats, chosen: Integers, weights: Floats) -> Floats:
             kept.add_chosen(layer, chosen)
             return self._feed(layer, x, chosen, weights)
 
-        return keep_and_feed
+        return keep_and_feed, None
 
     def _batch(self, step: Step) -> Batch:
         """Token ids, positions and block tables of the slices; allocates the blocks they need."""

@@ -16,13 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from compute_worker.fed_layer import FedLayer, Waiting
-from compute_worker.forward import group_by_expert
-from compute_worker.kernels import Kernels
+from compute_worker.kernels import Kernels, LayerRun
 from compute_worker.link import Link
-from compute_worker.matrix import Addresses, ExpertShape, Floats, Integers
+from compute_worker.matrix import Addresses, Floats, Integers, expert_shape, group_by_expert
 from compute_worker.own_memory import OwnMemory
 from compute_worker.regions import Regions
-from io_worker.slabs import LayerSlabs, SlabTable
+from io_worker.slabs import SlabTable
 from shm.messages import (
     Abort,
     Adopt,
@@ -75,9 +74,9 @@ class ExpertFeed:
         self._guess = guess
         self._now = now
         self._n_active = n_active
-        self._alone = list(np.arange(n_active, dtype=np.int32)[:, None])  # pairs of a lone token
-        self._shapes = {layer.layer: _shape(layer) for layer in slabs.layers}
-        self._standing: dict[int, Addresses] = {}  # layer -> (E, 3)
+        self._shapes = {layer.layer: expert_shape(layer) for layer in slabs.layers}
+        self._standing: set[int] = set()  # layers whose experts all stand, …
+        self._addresses = np.zeros((len(slabs.layers), slabs.n_experts, 3), np.uint64)  # … here
         self._step: int | None = None  # None: no step runs
         self._recent: npt.NDArray[np.bool_] | None = None
         self._noticed: dict[int, SlabNotice] = {}  # the last one of each slot
@@ -118,7 +117,7 @@ class ExpertFeed:
                 self._adopt(message)
             case Revoke(layers):
                 for layer in layers:
-                    self._standing.pop(layer, None)
+                    self._standing.discard(layer)
                     self._own.drop(layer)
                 self._link.send(Dropped(layers))
             case SlabNotice(lease):
@@ -145,7 +144,7 @@ class ExpertFeed:
             self._link.send(Adopted(adopt.layer, False))
             return
         experts = [location.expert for location in adopt.locations]
-        self._standing[adopt.layer][experts] = np.array(addresses, np.uint64)
+        self._addresses[adopt.layer, experts] = np.array(addresses, np.uint64)
         self._link.send(Adopted(adopt.layer, True))
 
     def is_cancelled(self, request: int) -> bool:
@@ -159,17 +158,23 @@ class ExpertFeed:
     def __call__(self, layer: int, x: Floats, chosen: Integers, weights: Floats) -> Floats:
         """Experts of one layer: x (T, D), chosen (T, A) ascending ids, weights (T, A) -> (T, D)."""
         out = np.empty((chosen.size, x.shape[1]), np.float32)  # (T*A, D)
-        standing = self._standing.get(layer)
-        if standing is None:
-            self._compute_granted(layer, group_by_expert(chosen), x, out)
-        elif len(chosen) == 1:  # as `group_by_expert` would, and time counts
-            self.standing_uses += self._n_active
-            self._compute(layer, standing[chosen[0]], self._alone, x, out)
-        else:
-            pairs = group_by_expert(chosen)
+        pairs = group_by_expert(chosen)
+        if layer in self._standing:
             self.standing_uses += len(pairs)
-            self._compute(layer, standing[list(pairs)], list(pairs.values()), x, out)
+            there = self._addresses[layer, list(pairs)]
+            self._compute(layer, there, list(pairs.values()), x, out)
+        else:
+            self._compute_granted(layer, pairs, x, out)
         return self._kernels.combine(out, weights)  # (T, D)
+
+    def addresses(self, layers: range) -> Addresses | None:
+        """See `forward.Standing`."""
+        return self._addresses if self._standing.issuperset(layers) else None
+
+    def used(self, run: LayerRun) -> None:
+        """See `forward.Standing`."""
+        self.standing_uses += run.n_uses
+        self.computing_ns += run.experts_ns
 
     def _compute_granted(
         self, layer: int, pairs: dict[int, Integers], x: Floats, out: Floats
@@ -183,7 +188,7 @@ class ExpertFeed:
             mine = [location for expert, location in there.items() if expert in pairs]
             if mine:
                 wanted = [pairs.pop(location.expert) for location in mine]
-                self._compute(layer, self._addresses(mine), wanted, x, out)
+                self._compute(layer, self._addresses_of(mine), wanted, x, out)
             if not fed.stands:
                 self.released += [location.lease for location in mine]
             if fed.n_waiting and self.released:  # somebody waits for these slots: do not delay
@@ -249,9 +254,10 @@ class ExpertFeed:
     def _stand(self, layer: int, grant: Grant, intact: list[Location]) -> None:
         """Keep a standing grant, if all of it is there."""
         if grant.standing and len(intact) == len(grant.locations):
-            self._standing[layer] = self._addresses(intact)  # (E, 3)
+            self._addresses[layer] = self._addresses_of(intact)  # (E, 3)
+            self._standing.add(layer)
 
-    def _addresses(self, locations: Sequence[Location]) -> Addresses:
+    def _addresses_of(self, locations: Sequence[Location]) -> Addresses:
         found = [self._regions.addresses(location) for location in locations]
         return np.array(found, np.uint64)
 
@@ -262,8 +268,3 @@ class ExpertFeed:
         shape = self._shapes[layer]
         self._kernels.expert_blocks(shape, addresses, pairs, self._n_active, x, out)
         self.computing_ns += time.monotonic_ns() - started_ns
-
-
-def _shape(layer: LayerSlabs) -> ExpertShape:
-    gate, up, down = layer.gate, layer.up, layer.down
-    return ExpertShape(gate.type, up.type, down.type, gate.n_cols, gate.n_rows)

@@ -11,13 +11,14 @@ Shapes: T tokens, D model width, A active experts, V vocabulary.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from compute_worker.arch import ModelSpec
-from compute_worker.kernels import Kernels, Places
+from compute_worker.kernels import Kernels, LayerRun, Places
 from compute_worker.kv import KvCache
-from compute_worker.matrix import Floats, Integers
+from compute_worker.matrix import Addresses, Floats, Integers
 from compute_worker.weights import Weights
 
 # Attention takes a prompt chunk in parts of so many tokens: a quarter of its arrays at a chunk of
@@ -26,6 +27,16 @@ ATTENTION_TOKENS = 256
 Rotation = tuple[Floats, Floats]  # cosines and sines, (T, rope_width / 2)
 # experts(layer, x (T, D), chosen (T, A) ascending ids, weights (T, A)) -> (T, D)
 Experts = Callable[[int, Floats, Integers, Floats], Floats]
+
+
+class Standing(Protocol):
+    """Experts that stay where they are: layers of these need nobody between two of them."""
+
+    def addresses(self, layers: range) -> Addresses | None:
+        """Of all experts of the model (L, E, 3), valid for `layers`; None: one does not stand."""
+
+    def used(self, run: LayerRun) -> None:
+        """What became of them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,22 +67,32 @@ def forward(
     weights: Weights,
     batch: Batch,
     hidden: Floats,
-    layers: Iterable[int],
+    stretches: Iterable[range],
     kv: KvCache,
     experts: Experts,
+    standing: Standing | None,
     kernels: Kernels,
 ) -> Floats:
-    """Apply `layers` to `hidden` (T, D), in place; returns it. Writes their keys and values.
+    """Apply stretches of layers to `hidden` (T, D), in place; returns it. Writes their keys and
+    values.
 
-    Layers are taken one by one, so a generator may stop between two of them by raising.
+    They are taken one by one, so a generator may stop between two of them by raising. `standing`
+    may have the experts of a stretch: then `experts` is not called for its layers.
     """
     spec = weights.spec
     parts = [(rows, places_of(spec, part)) for rows, part in batch.parts(ATTENTION_TOKENS)]
-    for index in layers:
-        for rows, places in parts:
-            kernels.attend(kernels, weights, index, hidden[rows], places, kv)
-        x, chosen, shares = kernels.choose(kernels, weights, index, hidden)
-        hidden += experts(index, x, chosen, shares)  # (T, D)
+    for layers in stretches:
+        addresses = standing.addresses(layers) if standing and len(parts) == 1 else None
+        if standing is not None and addresses is not None:
+            _, places = parts[0]
+            given = (weights, layers, hidden, places, kv, addresses)
+            standing.used(kernels.whole_layers(kernels, *given))
+            continue
+        for index in layers:
+            for rows, places in parts:
+                kernels.attend(kernels, weights, index, hidden[rows], places, kv)
+            x, chosen, shares = kernels.choose(kernels, weights, index, hidden)
+            hidden += experts(index, x, chosen, shares)  # (T, D)
     return hidden
 
 
@@ -79,17 +100,6 @@ def logits(weights: Weights, hidden: Floats, kernels: Kernels) -> Floats:
     """Scores of every token of the vocabulary after the last layer: (N, D) -> (N, V)."""
     x = kernels.rms_norm(hidden, weights.output_norm, weights.spec.rms_epsilon)
     return kernels.matmul(weights.output, x)
-
-
-def group_by_expert(chosen: Integers) -> dict[int, Integers]:
-    """For each expert that `chosen` (T, A) names, ascending: its pairs ``token * A + place``,
-    ascending. These are the rows of `out` that `expert_blocks` writes and `combine` adds."""
-    flat = chosen.ravel()
-    if len(chosen) == 1:  # one token: its experts are different and ascending, and time counts
-        return dict(zip(flat.tolist(), np.arange(flat.size, dtype=np.int32)[:, None], strict=True))
-    order = np.argsort(flat, kind="stable").astype(np.int32)
-    experts, starts = np.unique(flat[order], return_index=True)
-    return dict(zip(experts.tolist(), np.split(order, starts[1:]), strict=True))
 
 
 def places_of(spec: ModelSpec, batch: Batch) -> Places:

@@ -1,4 +1,5 @@
-"""A weight matrix as bytes in memory, and the shape of an expert: what kernels are handed.
+"""A weight matrix as bytes in memory, the shape of an expert, and which tokens it is for: what
+kernels are handed.
 
 Nothing here knows where the bytes came from. A row is `n_cols` weights of one ggml type, packed in
 blocks; rows follow each other without gaps. Rows are outputs: ``y = matrix @ x``.
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from io_worker.ggml_types import row_bytes
+from io_worker.slabs import LayerSlabs
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int32]
@@ -54,6 +56,12 @@ class ExpertShape:
         )
 
 
+def expert_shape(layer: LayerSlabs) -> ExpertShape:
+    """That of the experts of a layer."""
+    gate, up, down = layer.gate, layer.up, layer.down
+    return ExpertShape(gate.type, up.type, down.type, gate.n_cols, gate.n_rows)
+
+
 def matrix_at(address: int, type_id: int, n_rows: int, n_cols: int) -> Matrix:
     """The matrix whose bytes begin at `address`, without a copy; the caller keeps them alive."""
     n_bytes = n_rows * row_bytes(type_id, n_cols)
@@ -67,3 +75,14 @@ def dequantise(data: Bytes, type_id: int, n_cols: int) -> Floats:
     weights (`arch.WEIGHT_TYPES` are)."""
     rows = data.reshape(-1, row_bytes(type_id, n_cols))
     return gguf.quants.dequantize(rows, gguf.GGMLQuantizationType(type_id)).reshape(-1, n_cols)
+
+
+def group_by_expert(chosen: Integers) -> dict[int, Integers]:
+    """For each expert that `chosen` (T, A) names, ascending: its pairs ``token * A + place``,
+    ascending. These are the rows of `out` that `expert_blocks` writes and `combine` adds."""
+    flat = chosen.ravel()
+    if len(chosen) == 1:  # one token: its experts are different and ascending, and time counts
+        return dict(zip(flat.tolist(), np.arange(flat.size, dtype=np.int32)[:, None], strict=True))
+    order = np.argsort(flat, kind="stable").astype(np.int32)
+    experts, starts = np.unique(flat[order], return_index=True)
+    return dict(zip(experts.tolist(), np.split(order, starts[1:]), strict=True))

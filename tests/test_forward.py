@@ -14,14 +14,9 @@ from model_runner import ModelRunner
 from plain_model import PlainModel
 
 from compute_worker.dense_layer import route
-from compute_worker.forward import (
-    embed,
-    group_by_expert,
-    logits,
-    rotation_of,
-)
+from compute_worker.forward import embed, logits, rotation_of
 from compute_worker.kernel_choice import select
-from compute_worker.matrix import Floats, Matrix
+from compute_worker.matrix import Floats, Matrix, group_by_expert
 from compute_worker.reference import combine, rotate
 from compute_worker.weights import Router
 
