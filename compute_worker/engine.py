@@ -76,6 +76,7 @@ class Engine:
         self._link = link
         self._on_kept = on_kept
         self._next_progress = 0.0
+        self._drawn: list[int] = []  # tokens of the last step
         self._sequences: dict[int, Sequence] = {}
         self._prefixes: dict[int, list[int]] = {}  # blocks kept of sequences that are over
         self._partial: dict[tuple[Slice, ...], Floats] = {}  # hidden state of a cut prompt chunk
@@ -145,6 +146,7 @@ class Engine:
             sampled = self._run(step)
         except StepCancelled:
             cancelled = True
+        self._drawn = [drawn.token for drawn in sampled]
         self._feed.end_step(early=cancelled)
         self._kernels.park()
         wall_ns = time.monotonic_ns() - started_ns
@@ -179,6 +181,11 @@ class Engine:
             self._partial[_key(step)] = hidden
             return ()
         return self._sample(step, hidden)
+
+    def look_ahead(self) -> None:
+        """Have the embedding rows of what was drawn before the next step asks for them."""
+        if self._drawn:
+            self._weights.embedding.look_ahead(np.array(self._drawn, np.int32))
 
     def _stretches(self, step: Step) -> Iterator[range]:
         """The layers of a step, one by one: before each, `Cancel` may end it. Few tokens go through
