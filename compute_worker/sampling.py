@@ -126,6 +126,7 @@ def log_probability(scores: Scores, token: int) -> float:
     return _below(scores, token, _log_total(scores))
 
 
+@np.errstate(all="ignore")  # the ends of float32 are further apart than float32 can say
 def _log_total(scores: Scores) -> float:
     """Logarithm of the softmax's denominator, relative to the largest score.
 
