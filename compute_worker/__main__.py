@@ -250,6 +250,7 @@ def serve(link: SocketLink, assembled: Assembled) -> None:
         match message:
             case Step():
                 link.send(engine.step(message))
+                engine.look_ahead()
             case Submit():
                 engine.submit(message)
             case Finished():

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from compute_worker.feed import ExpertFeed, StepCancelled
-from compute_worker.forward import Batch, Experts, embed, forward, logits
+from compute_worker.forward import Batch, Experts, Standing, embed, forward, logits
 from compute_worker.kept import KeptPrompt
 from compute_worker.kernels import Kernels
 from compute_worker.kv import KvCache, n_blocks_needed
@@ -22,6 +21,7 @@ from compute_worker.kv_file import read_blocks, write_blocks
 from compute_worker.link import Link
 from compute_worker.matrix import Floats, Integers
 from compute_worker.sampling import SequenceSampler, top_logprobs
+from compute_worker.step_rows import drawn_rows, recent_rows
 from compute_worker.weights import Weights
 from shm.messages import (
     BlocksSaved,
@@ -39,7 +39,9 @@ from shm.messages import (
 )
 
 PROGRESS_SECONDS = 0.2
-N_RECENT_TOKENS = 64  # of a prompt slice: what they use is what the answer will use first
+# A step of so few tokens is over in tens of milliseconds. Between two layers, what Python itself
+# needs has left the caches: a turn there costs 150 us, five times as much as with a small model.
+FEW_TOKENS = 8
 
 
 @dataclass(slots=True)
@@ -73,6 +75,7 @@ class Engine:
         self._link = link
         self._on_kept = on_kept
         self._next_progress = 0.0
+        self._drawn: list[int] = []  # tokens of the last step
         self._sequences: dict[int, Sequence] = {}
         self._prefixes: dict[int, list[int]] = {}  # blocks kept of sequences that are over
         self._partial: dict[tuple[Slice, ...], Floats] = {}  # hidden state of a cut prompt chunk
@@ -135,14 +138,16 @@ class Engine:
         """Execute one step. A cancelled step leaves the KV of finished tokens as it was."""
         started_ns = time.monotonic_ns()
         faults = _faults()
-        wanted = self._wanted(step)
-        self._feed.begin_step(step.step, self._recent(step), wanted)
+        is_kept = self._sequences[step.slices[0].request].kept is not None
+        wanted = None if is_kept else drawn_rows(step.slices)
+        self._feed.begin_step(step.step, recent_rows(step.slices, self._n_prompt_tokens), wanted)
         sampled: tuple[Sampled, ...] = ()
         cancelled = False
         try:
             sampled = self._run(step, wanted)
         except StepCancelled:
             cancelled = True
+        self._drawn = [drawn.token for drawn in sampled]
         self._feed.end_step(early=cancelled)
         self._kernels.park()
         wall_ns = time.monotonic_ns() - started_ns
@@ -166,14 +171,8 @@ class Engine:
         uses, earlier = self._feed.standing_uses, self._feed.take_earlier()
         return StepDone(step.step, sampled, times, uses, released, cancelled, earlier)
 
-    def _wanted(self, step: Step) -> Integers | None:
-        """Rows of which something is drawn, and one at least; None: all."""
-        if self._sequences[step.slices[0].request].kept is not None:
-            return None
-        ends = np.cumsum([part.n_tokens for part in step.slices]) - 1
-        drawn = ends[[part.sample for part in step.slices]]
-        wanted = drawn if len(drawn) else ends[-1:]
-        return None if len(wanted) == ends[-1] + 1 else wanted
+    def _n_prompt_tokens(self, request: int) -> int:
+        return len(self._sequences[request].submit.prompt)
 
     def _run(self, step: Step, wanted: Integers | None) -> tuple[Sampled, ...]:
         batch = self._batch(step)
@@ -181,23 +180,32 @@ class Engine:
             hidden = embed(self._weights, batch)  # (T, D)
         else:
             hidden = self._partial.pop(_key(step))
-        layers = self._layers(step)
-        experts = self._experts(step)
-        hidden = forward(
-            self._weights, batch, hidden, layers, self._kv, experts, self._kernels, wanted
-        )
+        given = (batch, hidden, self._stretches(step), self._kv)
+        hidden = forward(self._weights, *given, *self._experts(step), self._kernels, wanted)
         if step.stop_layer < self._weights.spec.n_layers:
             self._partial[_key(step)] = hidden
             return ()
         return self._sample(step, hidden)
 
-    def _layers(self, step: Step) -> Iterator[int]:
-        """The layers of a step, one by one: before each, `Cancel` may end it."""
-        for layer in range(step.first_layer, step.stop_layer):
+    def look_ahead(self) -> None:
+        """Have the embedding rows of what was drawn before the next step asks for them."""
+        if self._drawn:
+            self._weights.embedding.look_ahead(np.array(self._drawn, np.int32))
+
+    def _stretches(self, step: Step) -> Iterator[range]:
+        """The layers of a step, one by one: before each, `Cancel` may end it. Few tokens go through
+        all layers that are left at once, where all experts stand."""
+        few = sum(part.n_tokens for part in step.slices) <= FEW_TOKENS
+        layer = step.first_layer
+        while layer < step.stop_layer:
             self._look_for_cancel(step)
             self._tell_progress(step, layer)
-            yield layer
-            self.n_layers_done += 1
+            left = range(layer, step.stop_layer)
+            if not few or self._feed.addresses(left) is None:
+                left = left[:1]
+            yield left
+            self.n_layers_done += len(left)
+            layer = left.stop
 
     def _tell_progress(self, step: Step, layer: int) -> None:
         """A long prompt: which part of it is done, in tokens times layers, a few times a second."""
@@ -211,16 +219,17 @@ class Engine:
         done = part.start * n_layers + part.n_tokens * layer
         self._link.send(Progress("prompt", done, n_prompt * n_layers))
 
-    def _experts(self, step: Step) -> Experts:
+    def _experts(self, step: Step) -> tuple[Experts, Standing | None]:
+        """Who has the experts of a step, and those that stand. What is to be kept must be seen."""
         kept = self._sequences[step.slices[0].request].kept
         if kept is None:
-            return self._feed
+            return self._feed, self._feed
 
         def keep_and_feed(layer: int, x: Floats, chosen: Integers, weights: Floats) -> Floats:
             kept.add_chosen(layer, chosen)
             return self._feed(layer, x, chosen, weights)
 
-        return keep_and_feed
+        return keep_and_feed, None
 
     def _batch(self, step: Step) -> Batch:
         """Token ids, positions and block tables of the slices; allocates the blocks they need."""
@@ -245,15 +254,6 @@ class Engine:
             np.array(owners, np.int32),
             tables,
         )
-
-    def _recent(self, step: Step) -> npt.NDArray[np.bool_] | None:
-        """Marks (T,) the last tokens of prompt slices; None where there is no prompt."""
-        marks = []
-        for part in step.slices:
-            is_prompt = part.start < len(self._sequences[part.request].submit.prompt)
-            n_recent = min(part.n_tokens, N_RECENT_TOKENS) if is_prompt else 0
-            marks += [False] * (part.n_tokens - n_recent) + [True] * n_recent
-        return np.array(marks) if any(marks) else None
 
     def _look_for_cancel(self, step: Step) -> None:
         while (message := self._link.poll()) is not None:

@@ -17,20 +17,25 @@ import numpy as np
 import numpy.typing as npt
 
 from compute_worker.fed_layer import FedLayer, Waiting
-from compute_worker.forward import group_by_expert
-from compute_worker.kernels import Kernels
+from compute_worker.kernels import Kernels, LayerRun
 from compute_worker.lasting import LastingGrants
 from compute_worker.link import Link
-from compute_worker.matrix import Addresses, Floats, Integers, aligned_floats, shape_of
+from compute_worker.matrix import (
+    Addresses,
+    Floats,
+    Integers,
+    aligned_floats,
+    expert_shape,
+    group_by_expert,
+)
 from compute_worker.own_memory import OwnMemory
 from compute_worker.regions import Regions
+from compute_worker.standing import StandingLayers
 from io_worker.slabs import SlabTable
 from shm.messages import (
     Abort,
     Adopt,
-    Adopted,
     Cancel,
-    Dropped,
     Evicted,
     ExpertUse,
     Finished,
@@ -74,14 +79,12 @@ class ExpertFeed:
         self.released: list[SlotLease] = []  # computed, not told yet
         self._link = link
         self._regions = regions
-        self._own = own
         self._kernels = kernels
         self._guess = guess
         self._now = now
         self._n_active = n_active
-        self._alone = list(np.arange(n_active, dtype=np.int32)[:, None])  # pairs of a lone token
-        self._shapes = {layer.layer: shape_of(layer) for layer in slabs.layers}
-        self._standing: dict[int, Addresses] = {}  # layer -> (E, 3)
+        self._shapes = {layer.layer: expert_shape(layer) for layer in slabs.layers}
+        self._standing = StandingLayers(slabs, own)
         self._lasting = LastingGrants(regions)
         self._earlier: list[KnownLayer] = []  # computed without a `Need`, not told yet
         self._step: int | None = None  # None: no step runs
@@ -136,12 +139,9 @@ class ExpertFeed:
             case Evicted(keys):
                 self._lasting.forget(keys)
             case Adopt():
-                self._adopt(message)
+                self._link.send(self._standing.adopt(message))
             case Revoke(layers):
-                for layer in layers:
-                    self._standing.pop(layer, None)
-                    self._own.drop(layer)
-                self._link.send(Dropped(layers))
+                self._link.send(self._standing.revoke(layers))
             case SlabNotice(lease):
                 self._noticed[lease.slot] = message
             case Abort(step):
@@ -154,20 +154,6 @@ class ExpertFeed:
         """What came during the step and must be done after it, in order."""
         late, self._late = self._late, []
         return late
-
-    def _adopt(self, adopt: Adopt) -> None:
-        """Copy experts of a layer that stands, and use the copies from now on."""
-        if adopt.layer not in self._standing:  # a slot of it was lost
-            self._link.send(Adopted(adopt.layer, False))
-            return
-        try:
-            addresses = self._own.adopt(adopt.layer, adopt.locations)
-        except (OSError, MemoryError):  # they stay in the pool
-            self._link.send(Adopted(adopt.layer, False))
-            return
-        experts = [location.expert for location in adopt.locations]
-        self._standing[adopt.layer][experts] = np.array(addresses, np.uint64)
-        self._link.send(Adopted(adopt.layer, True))
 
     def is_cancelled(self, request: int) -> bool:
         """Whether `Cancel` came for the request."""
@@ -183,17 +169,23 @@ class ExpertFeed:
         if self._out is None or len(self._out) < chosen.size:
             self._out = aligned_floats(chosen.size, x.shape[1])
         out = self._out[: chosen.size]  # (T*A, D)
-        standing = self._standing.get(layer)
-        if standing is None:
-            self._compute_granted(layer, group_by_expert(chosen), x, out)
-        elif len(chosen) == 1:  # as `group_by_expert` would, and time counts
-            self.standing_uses += self._n_active
-            self._compute(layer, standing[chosen[0]], self._alone, x, out)
-        else:
-            pairs = group_by_expert(chosen)
+        pairs = group_by_expert(chosen)
+        if layer in self._standing:
             self.standing_uses += len(pairs)
-            self._compute(layer, standing[list(pairs)], list(pairs.values()), x, out)
+            there = self._standing.of(layer, list(pairs))
+            self._compute(layer, there, list(pairs.values()), x, out)
+        else:
+            self._compute_granted(layer, pairs, x, out)
         return self._kernels.combine(out, weights)  # (T, D)
+
+    def addresses(self, layers: range) -> Addresses | None:
+        """See `forward.Standing`."""
+        return self._standing.of_all(layers)
+
+    def used(self, run: LayerRun) -> None:
+        """See `forward.Standing`."""
+        self.standing_uses += run.n_uses
+        self.computing_ns += run.experts_ns
 
     def _compute_granted(
         self, layer: int, pairs: dict[int, Integers], x: Floats, out: Floats
@@ -201,13 +193,13 @@ class ExpertFeed:
         known, uses = self._lasting.known(layer, pairs), self._uses(layer, pairs)
         if len(known) == len(pairs):
             self._earlier.append(KnownLayer(layer, uses))
-            self._compute(layer, self._addresses(known), list(pairs.values()), x, out)
+            self._compute(layer, self._regions.table(known), list(pairs.values()), x, out)
             return
         fed = FedLayer(layer, self._now())
         self._ask(layer, uses, known, x)
         if known:
             wanted = [pairs.pop(location.expert) for location in known]
-            self._compute(layer, self._addresses(known), wanted, x, out)
+            self._compute(layer, self._regions.table(known), wanted, x, out)
             self.released += [location.lease for location in known]
             fed.since_ns = self._now()
         while pairs:
@@ -215,7 +207,7 @@ class ExpertFeed:
             mine = [location for expert, location in there.items() if expert in pairs]
             if mine:
                 wanted = [pairs.pop(location.expert) for location in mine]
-                self._compute(layer, self._addresses(mine), wanted, x, out)
+                self._compute(layer, self._regions.table(mine), wanted, x, out)
                 if fed.lasts:
                     self._lasting.keep(layer, mine)
             if not fed.stands:
@@ -243,12 +235,8 @@ class ExpertFeed:
         if recent_rows is None:
             return tuple([ExpertUse(expert, len(own), 0) for expert, own in pairs.items()])
         recent = recent_rows.repeat(self._n_active)  # (T*A,)
-        return tuple(
-            [
-                ExpertUse(expert, len(own), int(np.count_nonzero(recent[own])))
-                for expert, own in pairs.items()
-            ]
-        )
+        uses = [(e, len(own), int(np.count_nonzero(recent[own]))) for e, own in pairs.items()]
+        return tuple([ExpertUse(*use) for use in uses])
 
     def _next_there(self, fed: FedLayer) -> list[Location]:
         """Wait for experts of the layer; all those that are there now, for one call of a kernel."""
@@ -300,10 +288,7 @@ class ExpertFeed:
         if grant.standing:
             self._lasting.forget_layer(layer)
         if grant.standing and len(intact) == len(grant.locations):
-            self._standing[layer] = self._addresses(intact)  # (E, 3)
-
-    def _addresses(self, locations: Sequence[Location]) -> Addresses:
-        return np.array([self._regions.addresses(each) for each in locations], np.uint64)
+            self._standing.add(layer, self._regions.table(intact))
 
     def _compute(
         self, layer: int, addresses: Addresses, pairs: list[Integers], x: Floats, out: Floats

@@ -9,16 +9,17 @@ additions that is fixed by the length of the row. Keep it so (see `kernels`).
 Shapes: T tokens, D model width, A active experts, V vocabulary.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from compute_worker.arch import ModelSpec
 from compute_worker.dense_layer import attend_some
-from compute_worker.kernels import Kernels, Places
+from compute_worker.kernels import Kernels, LayerRun, Places
 from compute_worker.kv import KvCache
-from compute_worker.matrix import Floats, Integers
+from compute_worker.matrix import Addresses, Floats, Integers
 from compute_worker.weights import Weights
 
 # Attention takes a prompt chunk in parts of so many tokens: a quarter of its arrays at a chunk of
@@ -27,6 +28,16 @@ ATTENTION_TOKENS = 256
 Rotation = tuple[Floats, Floats]  # cosines and sines, (T, rope_width / 2)
 # experts(layer, x (T, D), chosen (T, A) ascending ids, weights (T, A)) -> (T, D)
 Experts = Callable[[int, Floats, Integers, Floats], Floats]
+
+
+class Standing(Protocol):
+    """Experts that stay where they are: layers of these need nobody between two of them."""
+
+    def addresses(self, layers: range) -> Addresses | None:
+        """Of all experts of the model (L, E, 3), valid for `layers`; None: one does not stand."""
+
+    def used(self, run: LayerRun) -> None:
+        """What became of them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,51 +68,65 @@ def forward(
     weights: Weights,
     batch: Batch,
     hidden: Floats,
-    layers: Iterable[int],
+    stretches: Iterable[range],
     kv: KvCache,
     experts: Experts,
+    standing: Standing | None,
     kernels: Kernels,
     wanted: Integers | None = None,
 ) -> Floats:
-    """Apply `layers` to `hidden` (T, D), in place; returns it. Writes their keys and values.
+    """Apply stretches of layers to `hidden` (T, D), in place; returns it. Writes their keys and
+    values.
 
-    Layers are taken one by one, so a generator may stop between two of them by raising. After the
-    last layer only the `wanted` rows (W) are what they should be (None: all): of a prompt's other
-    tokens nobody needs more than keys and values there.
+    They are taken one by one, so a generator may stop between two of them by raising. `standing`
+    may have the experts of a stretch: then `experts` is not called for its layers. After the last
+    layer only the `wanted` rows (W) are what they should be (None: all): of a prompt's other tokens
+    nobody needs more than keys and values there.
     """
     spec = weights.spec
     parts = [(rows, places_of(spec, part)) for rows, part in batch.parts(ATTENTION_TOKENS)]
-    for index in layers:
-        if wanted is not None and index == spec.n_layers - 1:
-            for rows, places in parts:
-                inside = wanted[(rows.start <= wanted) & (wanted < rows.stop)] - rows.start
-                attend_some(kernels, weights, index, hidden[rows], inside, places, kv)
-            some = hidden[wanted]  # (W, D)
-            x, chosen, shares = kernels.choose(kernels, weights, index, some)
-            hidden[wanted] = some + experts(index, x, chosen, shares)
+    is_whole = standing is not None and wanted is None and len(parts) == 1
+    for layers in stretches:
+        addresses = standing.addresses(layers) if standing and is_whole else None
+        if standing is not None and addresses is not None:
+            _, places = parts[0]
+            given = (weights, layers, hidden, places, kv, addresses)
+            standing.used(kernels.whole_layers(kernels, *given))
             continue
-        for rows, places in parts:
-            kernels.attend(kernels, weights, index, hidden[rows], places, kv)
-        x, chosen, shares = kernels.choose(kernels, weights, index, hidden)
-        hidden += experts(index, x, chosen, shares)  # (T, D)
+        for index in layers:
+            if wanted is not None and index == spec.n_layers - 1:
+                _last_layer_of_some(weights, parts, hidden, wanted, kv, experts, kernels)
+                continue
+            for rows, places in parts:
+                kernels.attend(kernels, weights, index, hidden[rows], places, kv)
+            x, chosen, shares = kernels.choose(kernels, weights, index, hidden)
+            hidden += experts(index, x, chosen, shares)  # (T, D)
     return hidden
+
+
+def _last_layer_of_some(
+    weights: Weights,
+    parts: Sequence[tuple[slice, Places]],
+    hidden: Floats,
+    wanted: Integers,
+    kv: KvCache,
+    experts: Experts,
+    kernels: Kernels,
+) -> None:
+    """The last layer of the `wanted` rows; of the others its keys and values."""
+    last = weights.spec.n_layers - 1
+    for rows, places in parts:
+        inside = wanted[(rows.start <= wanted) & (wanted < rows.stop)] - rows.start
+        attend_some(kernels, weights, last, hidden[rows], inside, places, kv)
+    some = hidden[wanted]  # (W, D)
+    x, chosen, shares = kernels.choose(kernels, weights, last, some)
+    hidden[wanted] = some + experts(last, x, chosen, shares)
 
 
 def logits(weights: Weights, hidden: Floats, kernels: Kernels) -> Floats:
     """Scores of every token of the vocabulary after the last layer: (N, D) -> (N, V)."""
     x = kernels.rms_norm(hidden, weights.output_norm, weights.spec.rms_epsilon)
     return kernels.matmul(weights.output, x)
-
-
-def group_by_expert(chosen: Integers) -> dict[int, Integers]:
-    """For each expert that `chosen` (T, A) names, ascending: its pairs ``token * A + place``,
-    ascending. These are the rows of `out` that `expert_blocks` writes and `combine` adds."""
-    flat = chosen.ravel()
-    if len(chosen) == 1:  # one token: its experts are different and ascending, and time counts
-        return dict(zip(flat.tolist(), np.arange(flat.size, dtype=np.int32)[:, None], strict=True))
-    order = np.argsort(flat, kind="stable").astype(np.int32)
-    experts, starts = np.unique(flat[order], return_index=True)
-    return dict(zip(experts.tolist(), np.split(order, starts[1:]), strict=True))
 
 
 def places_of(spec: ModelSpec, batch: Batch) -> Places:

@@ -25,6 +25,9 @@ Attention = Callable[[Floats, KvCache, int, Integers, Integers, Integers], Float
 StoreKv = Callable[[KvCache, int, Floats, Floats, Integers, Integers, Integers], None]
 Attend = Callable[["Kernels", Weights, int, Floats, "Places", KvCache], None]
 Choose = Callable[["Kernels", Weights, int, Floats], tuple[Floats, Integers, Floats]]
+WholeLayers = Callable[
+    ["Kernels", Weights, range, Floats, "Places", KvCache, Addresses], "LayerRun"
+]
 
 
 class KernelError(Exception):
@@ -43,10 +46,20 @@ class Places:
     sines: Floats
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerRun:
+    """What some layers did whose experts all stood."""
+
+    chosen: Integers  # (layers, T, A), ascending ids
+    n_uses: int  # experts computed, each once per layer
+    experts_ns: int  # spent in the experts
+
+
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """Signatures, shapes and effects are those of the functions in `reference`; of the halves of a
-    layer, `attend` and `choose`, those in `dense_layer`: they may use the others."""
+    layer, `attend` and `choose`, those in `dense_layer`, and of whole ones that in `whole_layers`:
+    they may use the others."""
 
     name: str  # for the first line of a run: "numpy", "avx512-vnni", …
     matmul: Matmul
@@ -60,6 +73,7 @@ class Kernels:
     store_kv: StoreKv
     attend: Attend
     choose: Choose
+    whole_layers: WholeLayers
     read_all: Callable[[Bytes], int]  # sum of all 64-bit words: how fast memory can be read
     park: Callable[[], None]  # threads stop spinning; the next call wakes them
     close: Callable[[], None]  # threads end; no other function may be called afterwards

@@ -1,4 +1,5 @@
-"""A weight matrix as bytes in memory, and the shape of an expert: what kernels are handed.
+"""A weight matrix as bytes in memory, the shape of an expert, and which tokens it is for: what
+kernels are handed.
 
 Nothing here knows where the bytes came from. A row is `n_cols` weights of one ggml type, packed in
 blocks; rows follow each other without gaps. Rows are outputs: ``y = matrix @ x``.
@@ -56,8 +57,8 @@ class ExpertShape:
         )
 
 
-def shape_of(layer: LayerSlabs) -> ExpertShape:
-    """Of the experts of a layer, as its slabs have them."""
+def expert_shape(layer: LayerSlabs) -> ExpertShape:
+    """That of the experts of a layer."""
     gate, up, down = layer.gate, layer.up, layer.down
     return ExpertShape(gate.type, up.type, down.type, gate.n_cols, gate.n_rows)
 
@@ -83,3 +84,14 @@ def aligned_floats(n_rows: int, n_columns: int) -> Floats:
     raw = np.empty(n_rows * n_columns + CACHE_LINE_FLOATS, np.float32)
     first = -(raw.__array_interface__["data"][0] // raw.itemsize) % CACHE_LINE_FLOATS
     return raw[first : first + n_rows * n_columns].reshape(n_rows, n_columns)
+
+
+def group_by_expert(chosen: Integers) -> dict[int, Integers]:
+    """For each expert that `chosen` (T, A) names, ascending: its pairs ``token * A + place``,
+    ascending. These are the rows of `out` that `expert_blocks` writes and `combine` adds."""
+    flat = chosen.ravel()
+    if len(chosen) == 1:  # one token: its experts are different and ascending, and time counts
+        return dict(zip(flat.tolist(), np.arange(flat.size, dtype=np.int32)[:, None], strict=True))
+    order = np.argsort(flat, kind="stable").astype(np.int32)
+    experts, starts = np.unique(flat[order], return_index=True)
+    return dict(zip(experts.tolist(), np.split(order, starts[1:]), strict=True))

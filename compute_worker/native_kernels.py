@@ -18,7 +18,7 @@ from compute_worker import reference
 from compute_worker.kernels import KernelError, Kernels
 from compute_worker.kv import KvCache
 from compute_worker.matrix import Addresses, ExpertShape, Floats, Integers, Matrix
-from compute_worker.native_layer import DenseLayers, no_scratch
+from compute_worker.native_layer import NativeLayers, no_scratch
 from compute_worker.native_rows import RowOperations
 from io_worker.ggml_types import GGML_TYPES
 
@@ -56,7 +56,7 @@ def build(numerics: str, n_threads: int) -> Kernels:
 def build_for(instruction_set: str, numerics: str, n_threads: int) -> Kernels:
     """The same for a named instruction set. Raises `KernelError` where it cannot run here."""
     engine = Engine(instruction_set, numerics, n_threads)
-    rows, layers = engine.row_operations(), engine.dense_layers()
+    rows, layers = engine.row_operations(), engine.layers()
     return Kernels(
         name=instruction_set,
         matmul=engine.matmul,
@@ -70,6 +70,7 @@ def build_for(instruction_set: str, numerics: str, n_threads: int) -> Kernels:
         store_kv=engine.store_kv,
         attend=layers.attend,
         choose=layers.choose,
+        whole_layers=layers.whole_layers,
         read_all=engine.read_all,
         park=engine.park,
         close=engine.close,
@@ -100,10 +101,10 @@ class Engine:
         """The rest of a layer; valid until `close`."""
         return RowOperations(self._ffi, self._lib, self._handle)
 
-    def dense_layers(self) -> DenseLayers:
-        """The halves of a layer in one call each; valid until `close`."""
+    def layers(self) -> NativeLayers:
+        """Halves of a layer, and whole ones, in one call; valid until `close`."""
         own = (self._ffi, self._lib, self._handle, self._numerics)
-        return DenseLayers(*own, self._is_native, self._kv)
+        return NativeLayers(*own, self._is_native, self._kv)
 
     def _is_native(self, head_width: int, types: frozenset[int]) -> bool:
         return head_width % LANES == 0 and types <= self._types

@@ -1,4 +1,5 @@
-"""The dense halves of a layer, each in one call of C, behind the functions of `dense_layer`.
+"""The dense halves of a layer, each in one call of C, behind the functions of `dense_layer`; and
+whole layers, all in one call, behind `whole_layers`.
 
 Owns what C is told of a layer and of the places of a batch: both are built once and kept, a layer
 for good, places until the next ones come. So a call costs a few microseconds of Python. A model
@@ -11,14 +12,15 @@ from typing import Any
 import numpy as np
 
 from compute_worker import dense_layer
-from compute_worker.kernels import Kernels, Places
+from compute_worker.kernels import Kernels, LayerRun, Places
 from compute_worker.kv import KvCache
-from compute_worker.matrix import Floats, Integers, aligned_floats
+from compute_worker.matrix import Addresses, Floats, Integers, aligned_floats, expert_shape
 from compute_worker.native_rows import MOST_EXPERTS
 from compute_worker.weights import Layer, Weights
+from compute_worker.whole_layers import whole_layers
 
 
-class DenseLayers:
+class NativeLayers:
     """Functions of one C engine. One thread at a time, as for the engine itself."""
 
     def __init__(
@@ -38,6 +40,7 @@ class DenseLayers:
         self._is_native = is_native
         self._c_kv = c_kv
         self._layers: dict[Layer, Any] = {}  # None: not for C
+        self._last_weights: tuple[Weights, Any] | None = None
         self._last_places: tuple[Places, Any, list[Any]] | None = None
         # Kept: the system would have to clear the pages of a new one for every layer of a prompt
         self._scratch = aligned_floats(1, 0)
@@ -101,15 +104,66 @@ class DenseLayers:
             raise no_scratch()
         return x, chosen, shares
 
+    def whole_layers(
+        self,
+        kernels: Kernels,
+        weights: Weights,
+        layers: range,
+        hidden: Floats,
+        places: Places,
+        kv: KvCache,
+        addresses: Addresses,
+    ) -> LayerRun:
+        """See `whole_layers.whole_layers`."""
+        all_layers = self._all(weights)
+        if all_layers is None:
+            return whole_layers(kernels, weights, layers, hidden, places, kv, addresses)
+        assert hidden.dtype == np.float32 and hidden.flags.c_contiguous
+        assert addresses.flags.c_contiguous and layers.step == 1
+        n_tokens = len(hidden)
+        chosen = np.empty((len(layers), n_tokens, weights.spec.n_active), np.int32)
+        n_floats = max(self._lib.moe_layers_floats(all_layers[index], n_tokens) for index in layers)
+        scratch = np.empty(n_floats, np.float32)
+        report = self._ffi.new("moe_layers_report *")
+        failed = self._lib.moe_layers(
+            self._handle,
+            self._numerics,
+            all_layers,
+            layers.start,
+            layers.stop,
+            self._ffi.from_buffer("uint64_t[]", addresses),
+            self._c_kv(kv),
+            self._places(places),
+            self._floats(hidden),
+            self._floats(scratch),
+            self._integers(chosen),
+            report,
+        )
+        if failed:
+            raise no_scratch()
+        return LayerRun(chosen, int(report.n_uses), int(report.experts_nanoseconds))
+
+    def _all(self, weights: Weights) -> Any:
+        """All layers of a model as C sees them, or None where one is not for C."""
+        if self._last_weights is None or self._last_weights[0] is not weights:
+            layers = [self._layer(weights, index) for index in range(len(weights.layers))]
+            shapes = [expert_shape(slabs) for slabs in weights.spec.slabs.layers]
+            types = frozenset(t for s in shapes for t in (s.gate_type, s.up_type, s.down_type))
+            are_for_c = None not in layers and self._is_native(weights.spec.head_width, types)
+            found = self._ffi.new("moe_layer *[]", layers) if are_for_c else None
+            self._last_weights = weights, found
+        return self._last_weights[1]
+
     def _layer(self, weights: Weights, index: int) -> Any:
         """The layer as C sees it, or None."""
         layer = weights.layers[index]
         if layer not in self._layers:
-            self._layers[layer] = self._describe(weights, layer)
+            self._layers[layer] = self._describe(weights, index)
         return self._layers[layer]
 
-    def _describe(self, weights: Weights, layer: Layer) -> Any:
-        spec, inputs = weights.spec, (layer.q, layer.k, layer.v)
+    def _describe(self, weights: Weights, index: int) -> Any:
+        spec, layer = weights.spec, weights.layers[index]
+        inputs, experts = (layer.q, layer.k, layer.v), expert_shape(spec.slabs.layers[index])
         output, router = layer.attn_output, layer.router
         types = frozenset(matrix.type for matrix in (*inputs, output, router.matrix))
         if spec.n_experts > MOST_EXPERTS or not self._is_native(spec.head_width, types):
@@ -138,6 +192,10 @@ class DenseLayers:
                 "n_active": router.n_active,
                 "norm_topk": router.norm_topk,
                 "epsilon": spec.rms_epsilon,
+                "gate_type": experts.gate_type,
+                "up_type": experts.up_type,
+                "down_type": experts.down_type,
+                "expert_width": experts.expert_width,
             },
         )
 

@@ -5,8 +5,11 @@ checked against its slot's header: the grant is the signal, the header only tell
 wrote where it must not.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from compute_worker.matrix import Addresses
 from shm.mapped_files import MappedFiles
 from shm.messages import Location
 from shm.pool import PoolMapping
@@ -40,6 +43,10 @@ class Regions:
         """Of gate, up and down of an expert."""
         base = self._bases[location.region]
         return (base + location.gate, base + location.up, base + location.down)
+
+    def table(self, locations: Sequence[Location]) -> Addresses:
+        """The same of several experts (n, 3), for a kernel."""
+        return np.array([self.addresses(each) for each in locations], np.uint64)
 
 
 def _address_of(view: memoryview) -> int:

@@ -22,18 +22,19 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from compute_worker.arch import KV_BLOCK_TOKENS, LayerTensors, ModelSpec, resolve
-from compute_worker.forward import Batch, forward, group_by_expert, logits
+from compute_worker.forward import Batch, forward, logits
 from compute_worker.kernel_choice import select
 from compute_worker.kernels import Kernels
 from compute_worker.kv import KvCache
 from compute_worker.matrix import (
     Addresses,
     Bytes,
-    ExpertShape,
     Floats,
     Integers,
     Matrix,
     aligned_floats,
+    expert_shape,
+    group_by_expert,
 )
 from compute_worker.tensor_reads import TensorReader
 from compute_worker.weights import EmbeddingRows, Layer, Router, Weights
@@ -153,15 +154,16 @@ class Stage:
         )
         hidden = np.ones((n_tokens, self._spec.width), np.float32)
         layers = self._timed_layers()
-        hidden = forward(self._weights, batch, hidden, layers, self._kv, self._feed, self._kernels)
+        given = (batch, hidden, layers, self._kv, self._feed, None)
+        hidden = forward(self._weights, *given, self._kernels)
         started = time.perf_counter()
         logits(self._weights, hidden[-1:], self._kernels)
         return time.perf_counter() - started
 
-    def _timed_layers(self) -> Iterator[int]:
+    def _timed_layers(self) -> Iterator[range]:
         for layer in range(self._spec.n_layers):
             started = time.perf_counter()
-            yield layer
+            yield range(layer, layer + 1)
             self._clock.layers[layer].append(time.perf_counter() - started)
 
     def _feed(self, layer: int, x: Floats, chosen: Integers, weights: Floats) -> Floats:
@@ -170,10 +172,7 @@ class Stage:
         n_experts = self._spec.n_experts
         spread = np.arange(chosen.size, dtype=np.int32).reshape(chosen.shape) % n_experts
         pairs = group_by_expert(np.sort(spread, axis=-1))
-        slabs = self._spec.slabs.layers[layer]
-        shape = ExpertShape(
-            slabs.gate.type, slabs.up.type, slabs.down.type, self._spec.width, slabs.gate.n_rows
-        )
+        shape = expert_shape(self._spec.slabs.layers[layer])
         stock = self._stocks[layer].addresses
         addresses = stock[[expert % len(stock) for expert in pairs]]
         out = self._out[: chosen.size]

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 
 from compute_worker.arch import ModelSpec, resolve
-from compute_worker.forward import Batch, embed, forward, group_by_expert, logits
+from compute_worker.forward import Batch, embed, forward, logits
 from compute_worker.kernel_choice import select
 from compute_worker.kernels import Kernels
 from compute_worker.kv import KvCache, n_blocks_needed
-from compute_worker.matrix import ExpertShape, Floats, Integers
+from compute_worker.matrix import Addresses, Floats, Integers, expert_shape, group_by_expert
 from compute_worker.weights import load_weights
 from io_worker.model_file import open_model
 from io_worker.reader import close_files, open_files
@@ -63,7 +63,8 @@ class ModelRunner:
 
     def layers(self, batch: Batch, hidden: Floats, layers: range) -> Floats:
         """Apply some layers."""
-        return forward(self.weights, batch, hidden, layers, self.kv, self.experts, self.kernels)
+        given = (batch, hidden, [layers], self.kv, self.experts, None)
+        return forward(self.weights, *given, self.kernels)
 
     def run(self, batch: Batch) -> Floats:
         """Logits of every token of the batch."""
@@ -74,20 +75,22 @@ class ModelRunner:
         """What `forward` calls: every expert from the bytes of the file."""
         self.chosen[layer].append(chosen)
         slabs = self.spec.slabs.layers[layer]
-        shape = ExpertShape(
-            slabs.gate.type, slabs.up.type, slabs.down.type, self.spec.width, self.spec.expert_width
-        )
         groups = group_by_expert(chosen)
-        starts = [raw.__array_interface__["data"][0] for raw in self._raw]
-        addresses = np.array(
-            [
-                [starts[part.file] + part.offset for part in slabs.ranges(expert)]
-                for expert in groups
-            ],
-            np.uint64,
-        )
+        addresses = self.addresses()[layer, list(groups)]
         out = np.empty((chosen.size, self.spec.width), np.float32)
         self.kernels.expert_blocks(
-            shape, addresses, list(groups.values()), self.spec.n_active, x, out
+            expert_shape(slabs), addresses, list(groups.values()), self.spec.n_active, x, out
         )
         return self.kernels.combine(out, shares)
+
+    def addresses(self) -> Addresses:
+        """Where every expert of every layer lies: (L, E, 3)."""
+        starts = [raw.__array_interface__["data"][0] for raw in self._raw]
+        found = [
+            [
+                [starts[part.file] + part.offset for part in slabs.ranges(expert)]
+                for expert in range(self.spec.n_experts)
+            ]
+            for slabs in self.spec.slabs.layers
+        ]
+        return np.array(found, np.uint64)

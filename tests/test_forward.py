@@ -14,15 +14,9 @@ from model_runner import ModelRunner
 from plain_model import PlainModel
 
 from compute_worker.dense_layer import route
-from compute_worker.forward import (
-    embed,
-    forward,
-    group_by_expert,
-    logits,
-    rotation_of,
-)
+from compute_worker.forward import embed, forward, logits, rotation_of
 from compute_worker.kernel_choice import select
-from compute_worker.matrix import Floats, Matrix
+from compute_worker.matrix import Floats, Matrix, group_by_expert
 from compute_worker.reference import combine, rotate
 from compute_worker.weights import Router
 
@@ -273,9 +267,10 @@ def test_rows_that_are_wanted_do_not_depend_on_the_others(
         runner.weights,
         batch,
         embed(runner.weights, batch),
-        layers,
+        [layers],
         runner.kv,
         runner.experts,
+        None,
         runner.kernels,
         rows,
     )

@@ -1,4 +1,5 @@
-"""The halves of a layer in one call of C, against its operations one by one: no bit differs."""
+"""The halves of a layer in one call of C, and whole layers, against their operations one by one: no
+bit differs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from model_runner import ModelRunner
 from compute_worker import dense_layer
 from compute_worker.forward import embed, places_of
 from compute_worker.native_kernels import build_for, runnable_instruction_sets, unavailable_reason
+from compute_worker.whole_layers import whole_layers
 
 SETS = runnable_instruction_sets()
 pytestmark = pytest.mark.skipif(not SETS, reason=f"native kernels: {unavailable_reason()}")
@@ -86,6 +88,40 @@ def test_one_call_gives_the_bits_of_its_operations(
             for found, expected in zip(*answers, strict=True):
                 assert found.shape == expected.shape and found.dtype == expected.dtype
                 assert (found == expected).all(), layer
+    kept = [runner.kv.data.view(np.uint8) for runner in runners]
+    assert (kept[0] == kept[1]).all() and kept[0].any()
+    del kept
+    runners[0].kernels.close()
+    for runner in runners:
+        runner.close()
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize(("numerics", "n_threads"), [("exact", 1), ("fast", 2)])
+@pytest.mark.parametrize("model", list(MODELS))
+def test_whole_layers_give_the_bits_of_single_ones(
+    tmp_path: Path, name: str, numerics: str, n_threads: int, model: str
+) -> None:
+    path = tiny_model(tmp_path / "model.gguf", **MODELS[model])
+    runners = pair(path, name, numerics, n_threads)
+    runners[0].kernels = replace(runners[0].kernels, attend=refuse, choose=refuse, combine=refuse)
+    runners[1].kernels = replace(runners[1].kernels, whole_layers=whole_layers)
+    for steps in zip(*map(batches, runners), strict=True):
+        states, runs = [], []
+        for runner, batch in zip(runners, steps, strict=True):
+            n_layers = runner.spec.n_layers
+            hidden = embed(runner.weights, batch).astype(np.float32)
+            for layers in (range(1), range(1, n_layers)):
+                given = (runner.weights, layers, hidden, places_of(runner.spec, batch), runner.kv)
+                addresses = runner.addresses()
+                runs.append(runner.kernels.whole_layers(runner.kernels, *given, addresses))
+            states.append(hidden)
+        assert np.isfinite(states[0]).all() and (states[0] == states[1]).all()
+        for found, expected in zip(runs[:2], runs[2:], strict=True):
+            assert found.chosen.dtype == expected.chosen.dtype
+            assert (found.chosen == expected.chosen).all() and found.n_uses == expected.n_uses
+            assert found.n_uses == sum(len(np.unique(layer)) for layer in found.chosen)
+            assert found.experts_ns > 0
     kept = [runner.kv.data.view(np.uint8) for runner in runners]
     assert (kept[0] == kept[1]).all() and kept[0].any()
     del kept

@@ -137,3 +137,21 @@ def test_rows_that_were_used_lately_are_kept(
         for tokens in ([1, 2], [3], [1], [4], [19, 1]):
             assert (embedding.rows(np.array(tokens, np.int32)) == whole[tokens]).all()
         assert list(embedding.kept) == [4, 1, 19]
+
+
+def test_rows_that_were_had_ahead_are_those_that_are_asked_for(tmp_path: Path) -> None:
+    with opened(tiny_model(tmp_path / "model.gguf")) as (spec, files):
+        embedding = load(spec, files, "anonymous").embedding
+        whole = embedding.rows(np.arange(20, dtype=np.int32))
+        for ahead, tokens in (
+            ([3], [3]),
+            ([3, 4], [3, 4]),
+            ([3], [5]),
+            ([3], [3, 4]),
+            ([5, 6], [5]),
+        ):
+            embedding.look_ahead(np.array(ahead, np.int32))
+            for _ in range(2):  # what was had ahead may be changed: it is handed out once
+                rows = embedding.rows(np.array(tokens, np.int32))
+                assert (rows == whole[tokens]).all()
+                rows[:] = 0

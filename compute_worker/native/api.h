@@ -74,7 +74,7 @@ void moe_store_kv(moe_engine *engine, const moe_kv *kv, int layer, const float *
 
 /* The dense weights of a layer, which do not change between tokens. Norms that an architecture does
  * not have are NULL; a head norm goes over norm_width floats at a time. The caller keeps it and
- * all that it points to alive. */
+ * all that it points to alive. Of the experts: their types and the rows of gate and up. */
 typedef struct {
     const float *attn_norm, *q_norm, *k_norm, *ffn_norm;
     int32_t types[3], n_rows[3]; /* of q, k, v */
@@ -84,6 +84,7 @@ typedef struct {
     int q_norm_width, k_norm_width;
     int width, n_heads, n_kv_heads, head_width, n_experts, n_active, norm_topk;
     float epsilon;
+    int gate_type, up_type, down_type, expert_width;
 } moe_layer;
 
 /* Where the tokens of a batch are, the same for all its layers. */
@@ -102,6 +103,20 @@ int moe_attend(moe_engine *engine, int numerics, const moe_layer *layer, const m
  * are written. */
 int moe_choose(moe_engine *engine, int numerics, const moe_layer *layer, const float *hidden,
                int n_tokens, float *x, float *scores, int32_t *chosen, float *weights);
+
+/* See `kernels.LayerRun`. */
+typedef struct {
+    uint64_t n_uses, experts_nanoseconds;
+} moe_layers_report;
+
+/* Floats of scratch that moe_layers wants for so many tokens of a layer. */
+uint64_t moe_layers_floats(const moe_layer *layer, int n_tokens);
+/* See `whole_layers`: layers [first, stop) of all `layers`, whose experts lie at `addresses` (all
+ * layers, n_experts, 3). hidden (T, width) is changed in place, chosen (stop - first, T, n_active)
+ * is written. */
+int moe_layers(moe_engine *engine, int numerics, const moe_layer *const *layers, int first,
+               int stop, const uint64_t *addresses, const moe_kv *kv, const moe_places *places,
+               float *hidden, float *scratch, int32_t *chosen, moe_layers_report *report);
 
 /* Sum of all 64-bit words of a buffer, over all threads: reads at the speed of the memory bus. */
 uint64_t moe_read_all(moe_engine *engine, const void *data, uint64_t n_bytes);

@@ -15,7 +15,9 @@
 
 enum {
     ROUND_PAIRS = 512,  /* a multiple of SIDE_BY_SIDE */
-    DOWN_ROWS = 128,    /* rows of a part of phase 2, at most of one of phase 1: 20 to 40 us */
+    /* Rows of a part of phase 2, at most of one of phase 1: 10 to 20 us. Twice as many leave a
+     * thread idle for longer at the end of a phase: 3 % of a token's time. */
+    DOWN_ROWS = 64,
     GATE_VALUES = 4096, /* rows × tokens of a part of phase 1: gate and up lie on the stack */
 };
 

@@ -1,6 +1,10 @@
-/* The two dense halves of a layer, each one call: attention, and the choice of experts. They do
- * nothing of their own but an addition; the operations are those of api.h, in the same order as
- * `dense_layer` calls them one by one, and so the bits are the same. */
+/* The two dense halves of a layer, each one call, attention and the choice of experts; and whole
+ * layers whose experts all stand. They do nothing of their own but an addition and the grouping of
+ * tokens by expert; the operations are those of api.h, in the same order as `dense_layer` and
+ * `whole_layers` call them one by one, and so the bits are the same. */
+#include <string.h>
+#include <time.h>
+
 #include "engine.h"
 
 /* The queries, keys and values of a token. */
@@ -74,5 +78,97 @@ int moe_choose(moe_engine *engine, int numerics, const moe_layer *layer, const f
         return -1;
     moe_top_experts(engine, scores, n_tokens, layer->n_experts, layer->n_active, layer->norm_topk,
                     chosen, weights);
+    return 0;
+}
+
+/* A layer's input, scores, shares and outputs of experts, then the pairs by expert (integers of the
+ * same size); attention is over by then. */
+static size_t experts_floats(const moe_layer *layer)
+{
+    size_t width = (size_t)layer->width, n_active = (size_t)layer->n_active;
+    return width + (size_t)layer->n_experts + n_active * (width + 2);
+}
+
+uint64_t moe_layers_floats(const moe_layer *layer, int n_tokens)
+{
+    size_t attend = moe_attend_floats(layer, n_tokens);
+    return larger(attend, (size_t)n_tokens * experts_floats(layer));
+}
+
+static uint64_t now_nanoseconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* The experts that some pairs chose, ascending. */
+typedef struct {
+    int n;
+    int32_t counts[MOE_MAX_EXPERTS];       /* pairs of each */
+    uint64_t addresses[3 * MOE_MAX_EXPERTS];
+} used_experts;
+
+/* Pairs (n) in the order of their experts; those of one expert stay in theirs. */
+static void group_pairs(const moe_layer *layer, const int32_t *chosen, size_t n,
+                        const uint64_t *addresses, int32_t *pairs, used_experts *used)
+{
+    int32_t begin[MOE_MAX_EXPERTS + 1] = {0};
+    for (size_t p = 0; p < n; p++)
+        begin[chosen[p] + 1]++;
+    used->n = 0;
+    for (int e = 0; e < layer->n_experts; e++) {
+        if (begin[e + 1]) {
+            memcpy(used->addresses + 3 * used->n, addresses + 3 * e, 3 * sizeof *addresses);
+            used->counts[used->n++] = begin[e + 1];
+        }
+        begin[e + 1] += begin[e];
+    }
+    for (size_t p = 0; p < n; p++)
+        pairs[begin[chosen[p]]++] = (int32_t)p;
+}
+
+/* Choose experts, compute them, add their sum to `hidden`. */
+static int add_experts(moe_engine *engine, int numerics, const moe_layer *layer,
+                       const uint64_t *addresses, int n_tokens, float *hidden, float *scratch,
+                       int32_t *chosen, moe_layers_report *report)
+{
+    size_t tokens = (size_t)n_tokens, width = (size_t)layer->width;
+    size_t n_pairs = tokens * (size_t)layer->n_active, n_hidden = tokens * width;
+    float *x = scratch, *scores = x + n_hidden, *out = scores + tokens * (size_t)layer->n_experts;
+    float *shares = out + n_pairs * width;
+    int32_t *pairs = (int32_t *)(shares + n_pairs);
+    used_experts used;
+    if (moe_choose(engine, numerics, layer, hidden, n_tokens, x, scores, chosen, shares))
+        return -1;
+    uint64_t started = now_nanoseconds();
+    group_pairs(layer, chosen, n_pairs, addresses, pairs, &used);
+    if (moe_expert_blocks(engine, numerics, layer->gate_type, layer->up_type, layer->down_type,
+                          layer->width, layer->expert_width, used.addresses, used.n, pairs,
+                          used.counts, layer->n_active, x, n_tokens, out))
+        return -1;
+    moe_combine(engine, out, shares, n_tokens, layer->n_active, layer->width);
+    for (size_t token = 0; token < tokens; token++)
+        for (size_t i = 0; i < width; i++)
+            hidden[token * width + i] += out[token * (size_t)layer->n_active * width + i];
+    report->n_uses += (uint64_t)used.n;
+    report->experts_nanoseconds += now_nanoseconds() - started;
+    return 0;
+}
+
+int moe_layers(moe_engine *engine, int numerics, const moe_layer *const *layers, int first,
+               int stop, const uint64_t *addresses, const moe_kv *kv, const moe_places *places,
+               float *hidden, float *scratch, int32_t *chosen, moe_layers_report *report)
+{
+    int n_tokens = places->n_tokens;
+    *report = (moe_layers_report){0};
+    for (int index = first; index < stop; index++) {
+        const moe_layer *layer = layers[index];
+        const uint64_t *own = addresses + (size_t)index * 3 * (size_t)layer->n_experts;
+        if (moe_attend(engine, numerics, layer, kv, index, places, hidden, scratch) ||
+            add_experts(engine, numerics, layer, own, n_tokens, hidden, scratch, chosen, report))
+            return -1;
+        chosen += n_tokens * layer->n_active;
+    }
     return 0;
 }

@@ -34,14 +34,21 @@ static void matmul_part(void *context, int part)
 }
 
 /* Parts of a whole number of vectors: small enough to balance, large enough that the first rows of
- * a part, which nobody prefetched, do not count: they never do for many tokens, whose parts take
- * long. One thread takes all rows at once. */
-static int part_rows(const thread_pool *pool, int n_rows, int n_tokens)
+ * a part, which nobody prefetched, do not count: a router has 64 rows of 8 KiB, and both threads are
+ * to read them. They never count for many tokens, whose parts take long. One thread takes all rows
+ * at once. */
+static int part_rows(const thread_pool *pool, int n_rows, size_t row_bytes, int n_tokens)
 {
-    enum { SMALLEST = 64, PARTS_PER_THREAD = 8, MANY_TOKENS = 32 };
+    enum { VECTOR = 16, SMALLEST_BYTES = 64 * 1024, PARTS_PER_THREAD = 8 };
+    enum { MANY_TOKENS = 32, MANY_TOKENS_ROWS = 64 };
     int n_threads = threads_count(pool);
-    int rows = n_rows / (n_threads * PARTS_PER_THREAD) / SMALLEST * SMALLEST;
-    return n_threads == 1 ? n_rows : rows < SMALLEST || n_tokens >= MANY_TOKENS ? SMALLEST : rows;
+    int smallest = (int)(SMALLEST_BYTES / row_bytes) / VECTOR * VECTOR + VECTOR;
+    int rows = n_rows / (n_threads * PARTS_PER_THREAD) / smallest * smallest;
+    if (n_threads == 1)
+        return n_rows;
+    if (n_tokens >= MANY_TOKENS)
+        return smallest < MANY_TOKENS_ROWS ? smallest : MANY_TOKENS_ROWS;
+    return rows > smallest ? rows : smallest;
 }
 
 /* What all matrices together want of the activations. */
@@ -77,7 +84,9 @@ static int multiply_matrices(moe_engine *engine, int numerics, int n_matrices,
     int n_rows_of_all = 0, n_parts = 0;
     for (int i = 0; i < n_matrices; i++)
         n_rows_of_all += n_rows[i];
-    job.rows_per_part = part_rows(engine->pool, n_rows_of_all, n_tokens);
+    job.rows_per_part =
+        part_rows(engine->pool, n_rows_of_all,
+                  row_bytes_of(&engine->set->types[types[0]], n_columns), n_tokens);
     for (int i = 0; i < n_matrices; i++) {
         const type_kernels *kernels = &engine->set->types[types[i]];
         job.matrices[i] = (matrix_job){
