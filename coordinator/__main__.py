@@ -9,13 +9,12 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from coordinator.bench import run_bench
-from coordinator.bench_commands import BenchCommand, CappedCommand, CeilingCommand
-from coordinator.capped import run_capped
-from coordinator.ceiling import run_ceiling
-from coordinator.client_commands import ChatCommand, TopCommand
-from coordinator.command_line import parse
-from coordinator.commands import (
+from coordinator.bench.bench import run_bench
+from coordinator.bench.capped import run_capped
+from coordinator.bench.ceiling import run_ceiling
+from coordinator.command.bench_commands import BenchCommand, CappedCommand, CeilingCommand
+from coordinator.command.client_commands import ChatCommand, TopCommand
+from coordinator.command.commands import (
     Command,
     CompletionCommand,
     EvalCommand,
@@ -26,32 +25,33 @@ from coordinator.commands import (
     SynthCommand,
     VerifyCommand,
 )
-from coordinator.completion import completion_script
-from coordinator.config import Config
-from coordinator.engine import EngineError
-from coordinator.evaluate import evaluate
-from coordinator.flag_values import ConfigError
-from coordinator.generate import generate
-from coordinator.launch import ONE_THREAD
-from coordinator.limits import ResourceError
-from coordinator.model_map import show_map
-from coordinator.named_model import located
-from coordinator.pack import run_pack
-from coordinator.plan import run_plan
-from coordinator.replay_report import show_replay
-from coordinator.runner import Running, running
-from coordinator.service import serve
-from coordinator.service_client import ServiceError
-from coordinator.slot_classes import PoolTooSmallError
-from coordinator.streams import OutputError, let_output_go, open_missing_streams
-from coordinator.synth import run_synth
-from coordinator.terminal_chat import run_chat
-from coordinator.tokenizer import TokenizerError
-from coordinator.top import run_top
-from coordinator.topics import topic_text
-from coordinator.trace_commands import ReplayCommand, TraceCommand
-from coordinator.trace_report import show_trace
-from coordinator.verify import run_verify
+from coordinator.command.completion import completion_script
+from coordinator.command.config import Config
+from coordinator.command.flag_values import ConfigError
+from coordinator.command.line import parse
+from coordinator.command.streams import OutputError, let_output_go, open_missing_streams
+from coordinator.command.topics import topic_text
+from coordinator.command.trace_commands import ReplayCommand, TraceCommand
+from coordinator.core.slot_classes import PoolTooSmallError
+from coordinator.models.map import show_map
+from coordinator.models.named_model import located
+from coordinator.models.pack import run_pack
+from coordinator.models.synth import run_synth
+from coordinator.models.verify import run_verify
+from coordinator.plan.plan import run_plan
+from coordinator.processes.engine import EngineError
+from coordinator.processes.launch import ONE_THREAD
+from coordinator.processes.limits import ResourceError
+from coordinator.routing.replay_report import show_replay
+from coordinator.routing.trace_report import show_trace
+from coordinator.serving.evaluate import evaluate
+from coordinator.serving.generate import generate
+from coordinator.serving.runner import Running, running
+from coordinator.serving.service import serve
+from coordinator.serving.service_client import ServiceError
+from coordinator.serving.terminal_chat import run_chat
+from coordinator.serving.top import run_top
+from coordinator.text.tokenizer import TokenizerError
 from io_worker.gguf_header import ModelFormatError
 from io_worker.reader import ModelFileError
 from shm.link import LinkError

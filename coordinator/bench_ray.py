@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.__main__ import reported
-from coordinator.bench_commands import BenchCommand
-from coordinator.bench_group import ProcessTree
-from coordinator.bench_merge import run_merge
-from coordinator.bench_process import run_watched
-from coordinator.bench_records import BLOCKS, make_folder
-from coordinator.command_line import parse
-from coordinator.engine import EngineError
-from coordinator.flag_values import ConfigError
-from coordinator.limits import ResourceError
-from coordinator.signals import StopSignals
+from coordinator.bench.merge import run_merge
+from coordinator.bench.records import BLOCKS, make_folder
+from coordinator.command.bench_commands import BenchCommand
+from coordinator.command.flag_values import ConfigError
+from coordinator.command.line import parse
+from coordinator.command.signals import StopSignals
+from coordinator.processes.engine import EngineError
+from coordinator.processes.group import ProcessTree
+from coordinator.processes.limits import ResourceError
+from coordinator.processes.program import run_watched
 
 try:
     import ray

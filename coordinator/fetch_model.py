@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.__main__ import reported
-from coordinator.flag_values import ConfigError
-from coordinator.limits import ResourceError
-from coordinator.model_names import (
+from coordinator.command.flag_values import ConfigError
+from coordinator.command.sizes import format_size
+from coordinator.command.terminal import Terminal
+from coordinator.models.names import (
     HubName,
     advice,
     choose_files,
@@ -27,8 +28,7 @@ from coordinator.model_names import (
     parse_name,
     with_path,
 )
-from coordinator.sizes import format_size
-from coordinator.terminal import Terminal
+from coordinator.processes.limits import ResourceError
 
 try:
     from huggingface_hub import HfApi, constants, hf_hub_download, hf_hub_url

@@ -14,22 +14,13 @@ from typing import Any
 
 from compute_worker.assemble import Assembled, assemble
 from coordinator.__main__ import reported, run_engine
-from coordinator.actions import Ended
-from coordinator.bus_error import end_on_bus_error
-from coordinator.command_line import parse
-from coordinator.commands import EvalCommand
-from coordinator.config import Config
-from coordinator.core_link import CoreLink
-from coordinator.disk_use import DiskUse, DiskUseTotals
-from coordinator.engine import COMPUTE, EXIT_MODEL, EngineError
-from coordinator.health import bus_error
-from coordinator.memory_watch import MemoryWatch
-from coordinator.named_model import located
-from coordinator.runner import RequestListener, Runner
-from coordinator.setup import Setup, build_core
-from coordinator.signals import Signals
-from coordinator.start import compute_settings
-from coordinator.state import (
+from coordinator.command.commands import EvalCommand
+from coordinator.command.config import Config
+from coordinator.command.line import parse
+from coordinator.command.signals import Signals
+from coordinator.command.terminal import Terminal
+from coordinator.core.actions import Ended
+from coordinator.core.state import (
     ComputeReady,
     Continue,
     Core,
@@ -37,7 +28,16 @@ from coordinator.state import (
     NewRequest,
     ReaderReady,
 )
-from coordinator.terminal import Terminal
+from coordinator.models.named_model import located
+from coordinator.plan.setup import Setup, build_core
+from coordinator.processes.bus_error import end_on_bus_error
+from coordinator.processes.core_link import CoreLink
+from coordinator.processes.disk_use import DiskUse, DiskUseTotals
+from coordinator.processes.engine import COMPUTE, EXIT_MODEL, EngineError
+from coordinator.processes.health import bus_error
+from coordinator.processes.memory_watch import MemoryWatch
+from coordinator.serving.runner import RequestListener, Runner
+from coordinator.serving.start import compute_settings
 from io_worker.read_queue import ReadQueue
 from io_worker.reader import change_of
 from io_worker.slab_reader import reader_named

@@ -105,7 +105,7 @@ class WantStatus:
 
 @dataclass(frozen=True, slots=True)
 class StatusSnapshot:
-    """C -> H: the status as JSON text (its shape: `coordinator.status`)."""
+    """C -> H: the status as JSON text (its shape: `coordinator.serving.status`)."""
 
     json: str
 

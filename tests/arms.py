@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from coordinator.actions import Ended
-from coordinator.command_line import parse
-from coordinator.config import Config
-from coordinator.machine import read_machine
-from coordinator.setup import prepared
-from coordinator.start import started
-from coordinator.state import EndRequest, NewRequest
+from coordinator.command.config import Config
+from coordinator.command.line import parse
+from coordinator.core.actions import Ended
+from coordinator.core.state import EndRequest, NewRequest
+from coordinator.plan.machine import read_machine
+from coordinator.plan.setup import prepared
+from coordinator.serving.start import started
 from shm.messages import Sampled, Sampling, StepDone, Submit
 
 TIMEOUT_SECONDS = 100

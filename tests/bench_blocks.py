@@ -3,7 +3,7 @@
 import random
 from collections.abc import Mapping
 
-from coordinator.bench_records import Record
+from coordinator.bench.records import Record
 
 ROOM = "the whole machine"
 MiB = 1 << 20

@@ -11,7 +11,7 @@ from typing import Any
 
 from simulation import NO_TIMES, SLAB_BYTES, geometry, policy_geometry
 
-from coordinator.actions import (
+from coordinator.core.actions import (
     Action,
     Deliver,
     Ended,
@@ -22,13 +22,13 @@ from coordinator.actions import (
     ToWorker,
     VacateSlots,
 )
-from coordinator.policy_choice import POLICIES, make_policy
-from coordinator.prefetch import Prefetch
-from coordinator.requests import Requests
-from coordinator.residency import Residency
-from coordinator.schedule import Schedule
-from coordinator.slots import Key, SlotState
-from coordinator.state import (
+from coordinator.core.policy_choice import POLICIES, make_policy
+from coordinator.core.prefetch import Prefetch
+from coordinator.core.requests import Requests
+from coordinator.core.residency import Residency
+from coordinator.core.schedule import Schedule
+from coordinator.core.slots import Key, SlotState
+from coordinator.core.state import (
     ComputeDied,
     ComputeReady,
     Continue,

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from coordinator.one_series import PREFIX
-from coordinator.series import SERIES
+from coordinator.metrics.one_series import PREFIX
+from coordinator.metrics.series import SERIES
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 DASHBOARD = DEPLOY / "grafana" / "dashboards" / "moe-coord.json"

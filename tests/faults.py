@@ -16,14 +16,14 @@ from pathlib import Path
 from arms import Together, exact_config, submit_of
 from gguf_builder import tiny_model
 
-from coordinator.actions import Ended
-from coordinator.engine import Engine
-from coordinator.launch import Child
-from coordinator.machine import read_machine
-from coordinator.setup import prepared
-from coordinator.slots import SlotState
-from coordinator.start import started
-from coordinator.state import NewRequest
+from coordinator.core.actions import Ended
+from coordinator.core.slots import SlotState
+from coordinator.core.state import NewRequest
+from coordinator.plan.machine import read_machine
+from coordinator.plan.setup import prepared
+from coordinator.processes.engine import Engine
+from coordinator.processes.launch import Child
+from coordinator.serving.start import started
 
 WAIT_SECONDS = 30.0
 

@@ -18,12 +18,12 @@ from pathlib import Path
 
 from arms import run_json
 
-from coordinator.policies import Key
-from coordinator.policy_choice import POLICIES
-from coordinator.replay_report import Pool, Result, pool_for, results_of
-from coordinator.sizes import PoolSize
-from coordinator.trace_file import Trace, is_prompt, of_steps, read_trace
-from coordinator.trace_statistics import use_counts
+from coordinator.command.sizes import PoolSize
+from coordinator.core.policies import Key
+from coordinator.core.policy_choice import POLICIES
+from coordinator.routing.replay_report import Pool, Result, pool_for, results_of
+from coordinator.routing.trace_file import Trace, is_prompt, of_steps, read_trace
+from coordinator.routing.trace_statistics import use_counts
 
 FOLDER = Path(__file__).parent
 TARGET = FOLDER / "hit_rates.md"

@@ -19,8 +19,8 @@ from gguf_builder import tiny_model
 from imatrix_builder import write_imatrix
 
 from compute_worker.arch import resolve
-from coordinator.slot_classes import smallest_pool_bytes
-from coordinator.usage import fresh_usage, write_usage
+from coordinator.core.slot_classes import smallest_pool_bytes
+from coordinator.routing.usage import fresh_usage, write_usage
 from io_worker.model_file import open_model
 
 Arm = tuple[str, ...]  # one value of every setting

@@ -21,8 +21,8 @@ from typing import Any
 from memory_samples import INTERVAL_SECONDS, Sample, take_sample
 from running_service import RunningService
 
-from coordinator.bench_cgroup import open_group
-from coordinator.bench_group import Group, Limits
+from coordinator.bench.cgroup import open_group
+from coordinator.processes.group import Group, Limits
 
 MiB = 1 << 20
 BEFORE_SECONDS, HOLD_SECONDS = 3.0, 3.0  # of calm before the other program comes, and with it

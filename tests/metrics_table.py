@@ -3,9 +3,9 @@
 python tests/metrics_table.py > deploy/METRICS.md
 """
 
-from coordinator.http_totals import TOKEN_BOUNDS_SECONDS
-from coordinator.series import SERIES
-from coordinator.totals import READ_BOUNDS_SECONDS
+from coordinator.metrics.http_totals import TOKEN_BOUNDS_SECONDS
+from coordinator.metrics.series import SERIES
+from coordinator.processes.totals import READ_BOUNDS_SECONDS
 
 INTRODUCTION = """# Metrics
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from arms import Together, exact_config, submit_of
 
-from coordinator import pressure
-from coordinator.engine import Engine
-from coordinator.machine import read_machine
-from coordinator.setup import prepared
-from coordinator.slots import SlotState
-from coordinator.start import started
-from coordinator.state import NewRequest
+from coordinator.core import pressure
+from coordinator.core.slots import SlotState
+from coordinator.core.state import NewRequest
+from coordinator.plan.machine import read_machine
+from coordinator.plan.setup import prepared
+from coordinator.processes.engine import Engine
+from coordinator.serving.start import started
 
 MiB = 1 << 20
 PROMPT, N_NEW = [5, 7, 11, 13, 17, 19], 12

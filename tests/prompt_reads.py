@@ -19,7 +19,7 @@ from pathlib import Path
 
 from arms import PROGRAM, spelled
 
-from coordinator.trace_file import of_steps, read_trace
+from coordinator.routing.trace_file import of_steps, read_trace
 
 FEW_IDS = 300  # every vocabulary here has more
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import simulation
 from prometheus_client.parser import text_string_to_metric_families
 
-from coordinator.budget import MemoryPlan
-from coordinator.http_totals import HttpTotals
-from coordinator.scrape import Life, RunView
-from coordinator.totals import Totals
+from coordinator.metrics.http_totals import HttpTotals
+from coordinator.metrics.scrape import Life, RunView
+from coordinator.plan.budget import MemoryPlan
+from coordinator.processes.totals import Totals
 from shm.pool import PoolLayout
 
 Figures = dict[tuple[str, frozenset[tuple[str, str]]], float]  # name, labels -> value

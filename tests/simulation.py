@@ -8,15 +8,15 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.actions import Action, Deliver, Ended, ToCompute, ToWorker
-from coordinator.geometry import PoolGeometry
-from coordinator.policies import Lru, Policy, PolicyGeometry
-from coordinator.prefetch import Prefetch
-from coordinator.requests import Requests
-from coordinator.residency import Residency
-from coordinator.schedule import Schedule
-from coordinator.slots import SlotState
-from coordinator.state import (
+from coordinator.core.actions import Action, Deliver, Ended, ToCompute, ToWorker
+from coordinator.core.geometry import PoolGeometry
+from coordinator.core.policies import Lru, Policy, PolicyGeometry
+from coordinator.core.prefetch import Prefetch
+from coordinator.core.requests import Requests
+from coordinator.core.residency import Residency
+from coordinator.core.schedule import Schedule
+from coordinator.core.slots import SlotState
+from coordinator.core.state import (
     Core,
     Event,
     FromCompute,

@@ -14,12 +14,12 @@ from pathlib import Path
 from arms import Together, exact_config, submit_of
 from identical import N_NEW_TOKENS, covering_arms, describe, flags_of, model_of
 
-from coordinator.machine import read_machine
-from coordinator.setup import prepared
-from coordinator.signals import Signals
+from coordinator.command.signals import Signals
+from coordinator.command.terminal import Terminal
+from coordinator.core.state import NewRequest
+from coordinator.plan.machine import read_machine
+from coordinator.plan.setup import prepared
 from coordinator.single_process import running
-from coordinator.state import NewRequest
-from coordinator.terminal import Terminal
 
 
 def run_single(model: Path, flags: tuple[str, ...], tokens: list[int], out: Path) -> list[int]:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import pytest
 from simulation import SLAB_BYTES, Engine, done, engine, need
 
-from coordinator.actions import Action, PunchSlots, ToCompute, ToWorker, VacateSlots
-from coordinator.slots import SlotState
-from coordinator.state import (
+from coordinator.core.actions import Action, PunchSlots, ToCompute, ToWorker, VacateSlots
+from coordinator.core.slots import SlotState
+from coordinator.core.state import (
     ComputeDied,
     ComputeReady,
     Continue,

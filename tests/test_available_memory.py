@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.available_memory import available_memory
+from coordinator.processes.available_memory import available_memory
 
 MiB = 1 << 20
 MEMINFO = {"proc/meminfo": "MemTotal:  24683520 kB\nMemAvailable:   8388608 kB\n"}

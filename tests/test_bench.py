@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from coordinator.bench import prompt_of_round, run_bench
-from coordinator.bench_commands import ARM, PEER, POOLS, Arm, BenchCommand, PeerCommand
-from coordinator.bench_models import measured_model
-from coordinator.bench_participants import Who, who_of
-from coordinator.bench_peer import with_threads
-from coordinator.bench_records import Record, read_blocks
-from coordinator.bench_table import block_line, table
-from coordinator.bench_trace import TRACES
-from coordinator.bench_warnings import warnings_of
-from coordinator.config import shipped_model
-from coordinator.flag_values import ConfigError
-from coordinator.policy_choice import POLICIES
-from coordinator.report_routing import routing_charts
-from coordinator.trace_file import read_trace
+from coordinator.bench.bench import prompt_of_round, run_bench
+from coordinator.bench.models import measured_model
+from coordinator.bench.participants import Who, who_of
+from coordinator.bench.peer import with_threads
+from coordinator.bench.records import Record, read_blocks
+from coordinator.bench.report.routing import routing_charts
+from coordinator.bench.table import block_line, table
+from coordinator.bench.trace import TRACES
+from coordinator.bench.warnings import warnings_of
+from coordinator.command.bench_commands import ARM, PEER, POOLS, Arm, BenchCommand, PeerCommand
+from coordinator.command.config import shipped_model
+from coordinator.command.flag_values import ConfigError
+from coordinator.core.policy_choice import POLICIES
+from coordinator.routing.trace_file import read_trace
 
 MODEL = shipped_model()
 

@@ -3,10 +3,10 @@
 import pytest
 from bench_blocks import ROOM, block, blocks
 
-from coordinator.bench_answers import MIN_CLAIM_PAIRS, Answer, answer_of, widths
-from coordinator.bench_questions import Pair, Sweep
-from coordinator.bench_records import Record
-from coordinator.bench_rooms import Room
+from coordinator.bench.answers import MIN_CLAIM_PAIRS, Answer, answer_of, widths
+from coordinator.bench.questions import Pair, Sweep
+from coordinator.bench.records import Record
+from coordinator.bench.rooms import Room
 
 WHOLE = (Room(ROOM),)
 SMALL, LARGE = Room("20% of the experts in the pool"), Room("60% of the experts in the pool")

@@ -4,18 +4,18 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from coordinator.bench import prompt_of_round
-from coordinator.bench_answers import Answer, answer_of
-from coordinator.bench_arms import arm_command, read_arm
-from coordinator.bench_block import Participant, Place, run_block
-from coordinator.bench_commands import Arm, BenchCommand
-from coordinator.bench_group import Limits
-from coordinator.bench_questions import Pair, Sweep
-from coordinator.bench_records import Record
-from coordinator.bench_rooms import Room
-from coordinator.bench_rounds import Step, TimeLimit, run_rounds
-from coordinator.config import shipped_model
-from coordinator.signals import StopSignals
+from coordinator.bench.answers import Answer, answer_of
+from coordinator.bench.arms import arm_command, read_arm
+from coordinator.bench.bench import prompt_of_round
+from coordinator.bench.block import Participant, Place, run_block
+from coordinator.bench.questions import Pair, Sweep
+from coordinator.bench.records import Record
+from coordinator.bench.rooms import Room
+from coordinator.bench.rounds import Step, TimeLimit, run_rounds
+from coordinator.command.bench_commands import Arm, BenchCommand
+from coordinator.command.config import shipped_model
+from coordinator.command.signals import StopSignals
+from coordinator.processes.group import Limits
 
 ROOM = Room("20% of the experts in the pool", ("--pool", "20%"))
 PROGRAM = [sys.executable, "-P", str(Path(__file__).parent / "slow_reader.py")]

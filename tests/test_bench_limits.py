@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.bench_limits import shares
-from coordinator.bench_table import table
+from coordinator.bench.limits import shares
+from coordinator.bench.table import table
 
 
 def block(**changes: Any) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from bench_blocks import ROOM, blocks
 
-from coordinator.bench_commands import BenchCommand
-from coordinator.bench_merge import hardware_of, lines_of, merged, run_merge
-from coordinator.bench_questions import Pair, pair_record
-from coordinator.bench_records import Record
-from coordinator.flag_values import ConfigError
+from coordinator.bench.merge import hardware_of, lines_of, merged, run_merge
+from coordinator.bench.questions import Pair, pair_record
+from coordinator.bench.records import Record
+from coordinator.command.bench_commands import BenchCommand
+from coordinator.command.flag_values import ConfigError
 
 PAIR = pair_record(Pair("a process", "inline", "b", "a"))
 

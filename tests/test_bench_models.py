@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.bench_cache import cached_bytes
-from coordinator.bench_commands import BenchCommand
-from coordinator.bench_models import measured_model, models_of, own_files
-from coordinator.config import shipped_model
-from coordinator.flag_values import ConfigError
-from coordinator.synth import MIXES, SHAPES, Model, write_model
+from coordinator.bench.cache import cached_bytes
+from coordinator.bench.models import measured_model, models_of, own_files
+from coordinator.command.bench_commands import BenchCommand
+from coordinator.command.config import shipped_model
+from coordinator.command.flag_values import ConfigError
+from coordinator.models.synth import MIXES, SHAPES, Model, write_model
 from io_worker.model_file import open_model
 
 MODEL = shipped_model()

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.bench import run_bench
-from coordinator.bench_commands import POOLS, BenchCommand, PeerCommand
-from coordinator.bench_records import read_blocks
-from coordinator.bench_tokens import common_prefix, compared_tokens
-from coordinator.config import shipped_model
-from coordinator.signals import StopSignals
+from coordinator.bench.bench import run_bench
+from coordinator.bench.records import read_blocks
+from coordinator.bench.tokens import common_prefix, compared_tokens
+from coordinator.command.bench_commands import POOLS, BenchCommand, PeerCommand
+from coordinator.command.config import shipped_model
+from coordinator.command.signals import StopSignals
 
 FAKE = Path(__file__).parent / "fake_peer.py"
 

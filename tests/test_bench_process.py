@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.bench_cache import cached_bytes, drop_cache
-from coordinator.bench_cgroup import GroupV2, open_group
-from coordinator.bench_disk import disk_of, read_ahead
-from coordinator.bench_group import (
+from coordinator.bench.cache import cached_bytes, drop_cache
+from coordinator.bench.cgroup import GroupV2, open_group
+from coordinator.bench.disk import disk_of, read_ahead
+from coordinator.command.signals import StopSignals, stop_signals
+from coordinator.processes.group import (
     Group,
     Limits,
     ProcessTree,
@@ -20,9 +21,8 @@ from coordinator.bench_group import (
     bytes_in_service_bytes,
     number_lines,
 )
-from coordinator.bench_process import Watched, first_line_of, run_attached, run_watched
-from coordinator.limits import ResourceError
-from coordinator.signals import StopSignals, stop_signals
+from coordinator.processes.limits import ResourceError
+from coordinator.processes.program import Watched, first_line_of, run_attached, run_watched
 
 MiB = 1 << 20
 CONTROLLED = os.geteuid() == 0 and os.access("/sys/fs/cgroup/memory/cgroup.procs", os.W_OK)

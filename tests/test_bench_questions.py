@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.bench_arms import check_arm
-from coordinator.bench_commands import QUESTIONS, Arm, BenchCommand
-from coordinator.bench_questions import BEST_ARM, SWEEPS, Setting, Sweep, sweep_of
-from coordinator.bench_rooms import Room
-from coordinator.command_line import parse
-from coordinator.config import Config
-from coordinator.cores import usable_cores
-from coordinator.flag_values import ConfigError
+from coordinator.bench.arms import check_arm
+from coordinator.bench.questions import BEST_ARM, SWEEPS, Setting, Sweep, sweep_of
+from coordinator.bench.rooms import Room
+from coordinator.command.bench_commands import QUESTIONS, Arm, BenchCommand
+from coordinator.command.config import Config
+from coordinator.command.cores import usable_cores
+from coordinator.command.flag_values import ConfigError
+from coordinator.command.line import parse
 
 ROOMS = (Room("a cap", ("--memory", "800M"), 1 << 30), Room("another", ("--memory", "2G"), 3 << 30))
 UNEQUAL_ON_PURPOSE = {("process", "inline")}  # the pair's words say how many reads each has

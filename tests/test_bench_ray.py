@@ -9,7 +9,7 @@ import pytest
 from arms import PROGRAM
 
 from coordinator.bench_ray import without
-from coordinator.config import shipped_model
+from coordinator.command.config import shipped_model
 
 RAY_SECONDS = 300
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from bench_blocks import block
 
-from coordinator.bench_records import by_round, is_foreign, open_blocks, read_blocks, value_of
-from coordinator.flag_values import ConfigError
+from coordinator.bench.records import by_round, is_foreign, open_blocks, read_blocks, value_of
+from coordinator.command.flag_values import ConfigError
 
 
 def test_a_part_of_a_line_is_cut_off_and_the_rest_is_done(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.bench_commands import CAPS, POOLS, BenchCommand
-from coordinator.bench_rooms import left_out, rooms_of
-from coordinator.flag_values import ConfigError
+from coordinator.bench.rooms import left_out, rooms_of
+from coordinator.command.bench_commands import CAPS, POOLS, BenchCommand
+from coordinator.command.flag_values import ConfigError
 
 GiB, MiB = 1 << 30, 1 << 20
 EXPERTS = 4 * GiB

@@ -4,11 +4,11 @@ import time
 
 import pytest
 
-from coordinator.bench_block import Participant
-from coordinator.bench_records import Record
-from coordinator.bench_rooms import Room
-from coordinator.bench_rounds import Step, TimeLimit, order_of_round, run_rounds
-from coordinator.bench_timings import Timings
+from coordinator.bench.block import Participant
+from coordinator.bench.records import Record
+from coordinator.bench.rooms import Room
+from coordinator.bench.rounds import Step, TimeLimit, order_of_round, run_rounds
+from coordinator.bench.timings import Timings
 
 ROOMS = (Room("small"), Room("large"))
 

@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from coordinator.bench_statistics import (
+from coordinator.bench.statistics import (
     bootstrap_interval,
     drift,
     median,

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from coordinator.bench_arms import arm_command, check_arm, read_arm
-from coordinator.bench_commands import Arm, BenchCommand, PeerCommand
-from coordinator.bench_peer import (
+from coordinator.bench.arms import arm_command, check_arm, read_arm
+from coordinator.bench.peer import (
     llama_bench_command,
     llama_server_command,
     peer_of,
     read_llama_bench,
     read_llama_server,
 )
-from coordinator.bench_process import Watched
-from coordinator.bench_timings import BlockError, Span, measured
-from coordinator.flag_values import ConfigError
+from coordinator.bench.timings import BlockError, Span, measured
+from coordinator.command.bench_commands import Arm, BenchCommand, PeerCommand
+from coordinator.command.flag_values import ConfigError
+from coordinator.processes.program import Watched
 
 EIGHTS = tuple(Span(8, seconds, start) for seconds, start in ((9, 0), (2, 10), (3, 20), (5, 30)))
 
@@ -176,7 +176,7 @@ def test_a_server_is_asked_for_our_prompt() -> None:
     peer = PeerCommand("s", ("/opt/llama-server", "-t", "2"))
     command = llama_server_command(peer, bench(n_warm_up=4, n_tokens=8), (3, 4), 9)
     assert " ".join(command[1:]) == (
-        "-P -m coordinator.bench_llama_server --model m.gguf --tokens 3,4 --n 13 --seed 9 -- "
+        "-P -m coordinator.bench.llama_server --model m.gguf --tokens 3,4 --n 13 --seed 9 -- "
         "/opt/llama-server -t 2"
     )
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from bench_blocks import block
 
-from coordinator.bench_records import Record
-from coordinator.bench_warnings import disk_rate, warnings_of
+from coordinator.bench.records import Record
+from coordinator.bench.warnings import disk_rate, warnings_of
 
 
 def series(*changes: dict[str, Any]) -> list[Record]:

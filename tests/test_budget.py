@@ -6,14 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compute_worker.arch import ModelSpec, dense_bytes, kv_block_bytes, resolve
-from coordinator.available_memory import AvailableMemory
-from coordinator.budget import SCRATCH_SHARE_OF_PROMPT, plan_memory, token_cycle_bytes
-from coordinator.flag_values import ConfigError
-from coordinator.footprint import scratch_bytes
-from coordinator.limits import ResourceError
-from coordinator.memory_request import MemoryRequest, OnlySequence
-from coordinator.sizes import PoolSize
-from coordinator.slot_classes import smallest_pool_bytes, whole_pool_bytes
+from coordinator.command.flag_values import ConfigError
+from coordinator.command.sizes import PoolSize
+from coordinator.core.slot_classes import smallest_pool_bytes, whole_pool_bytes
+from coordinator.plan.budget import SCRATCH_SHARE_OF_PROMPT, plan_memory, token_cycle_bytes
+from coordinator.plan.footprint import scratch_bytes
+from coordinator.plan.memory_request import MemoryRequest, OnlySequence
+from coordinator.processes.available_memory import AvailableMemory
+from coordinator.processes.limits import ResourceError
 from io_worker.model_file import open_model
 from io_worker.slabs import LayerSlabs
 

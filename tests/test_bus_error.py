@@ -6,7 +6,7 @@ import pytest
 
 PROGRAM = """
 import ctypes, os, sys, threading
-from coordinator.bus_error import end_on_bus_error
+from coordinator.processes.bus_error import end_on_bus_error
 from shm.mapped_files import MappedFiles
 
 path, how = sys.argv[1:]

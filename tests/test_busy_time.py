@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.busy_time import MAX_KEPT, BusyTime
+from coordinator.core.busy_time import MAX_KEPT, BusyTime
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=MAX_KEPT)
 

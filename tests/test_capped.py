@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.bench_commands import CappedCommand
-from coordinator.command_line import parse
-from coordinator.flag_values import ConfigError
+from coordinator.command.bench_commands import CappedCommand
+from coordinator.command.flag_values import ConfigError
+from coordinator.command.line import parse
 
 PROGRAM = [sys.executable, "-P", "-m", "coordinator", "capped", "--keep-cache"]
 

@@ -10,9 +10,9 @@ import pytest
 
 from compute_worker.arch import resolve
 from compute_worker.bus_speed import sum_with_numpy
-from coordinator.bench_commands import CeilingCommand
-from coordinator.ceiling import limit_at, lines, run_ceiling, token_bytes
-from coordinator.config import shipped_model
+from coordinator.bench.ceiling import limit_at, lines, run_ceiling, token_bytes
+from coordinator.command.bench_commands import CeilingCommand
+from coordinator.command.config import shipped_model
 from io_worker.disk_speed import rates, read_for, summary, throttles
 from io_worker.disk_ways import ORDERS, WAYS, Reads, read_file
 from io_worker.model_file import open_model

@@ -13,8 +13,8 @@ from tiny_vocabulary import PATH, byte_pair_metadata
 
 from coordinator.api.chat import ChatTemplate, read_messages, transcript
 from coordinator.api.errors import ApiError
-from coordinator.launch import start_renderer
-from coordinator.tokenizer import build_tokenizer
+from coordinator.processes.launch import start_renderer
+from coordinator.text.tokenizer import build_tokenizer
 
 MESSAGES = [
     {"role": "system", "content": "Be brief."},

@@ -12,7 +12,7 @@ import pytest
 from faults import open_descriptors
 from running_program import socket_directories
 
-from coordinator.children import (
+from coordinator.processes.children import (
     STOP_TIMEOUT_SECONDS,
     Arrived,
     Children,
@@ -20,7 +20,7 @@ from coordinator.children import (
     Misbehaved,
     News,
 )
-from coordinator.launch import ChildSpec
+from coordinator.processes.launch import ChildSpec
 from shm.messages import Progress, Ready
 from shm.pool import PoolLayout, SlotClass, create_pool
 

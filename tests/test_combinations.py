@@ -3,10 +3,10 @@ from typing import Any
 
 import pytest
 
-from coordinator.combinations import combined, flag_name
-from coordinator.config import Config
-from coordinator.flag_values import ConfigError
-from coordinator.sizes import PoolSize
+from coordinator.command.combinations import combined, flag_name
+from coordinator.command.config import Config
+from coordinator.command.flag_values import ConfigError
+from coordinator.command.sizes import PoolSize
 
 CORES = (0, 1)
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.command_line import parse, prompt_text
-from coordinator.commands import (
+from coordinator.command.commands import (
     COMMANDS,
     CompletionCommand,
     EvalCommand,
@@ -16,10 +15,11 @@ from coordinator.commands import (
     SynthCommand,
     command_flags,
 )
-from coordinator.config import Config, shipped_model
-from coordinator.flag_values import ConfigError
-from coordinator.sizes import PoolSize
-from coordinator.trace_commands import ReplayCommand, TraceCommand
+from coordinator.command.config import Config, shipped_model
+from coordinator.command.flag_values import ConfigError
+from coordinator.command.line import parse, prompt_text
+from coordinator.command.sizes import PoolSize
+from coordinator.command.trace_commands import ReplayCommand, TraceCommand
 
 CORES = (0, 1)
 ROOT = Path(__file__).parent.parent
@@ -294,7 +294,7 @@ def test_the_program_says_it_and_exits_with_2(arguments: list[str], tmp_path: Pa
 
 def test_bad_settings_are_refused_before_numpy_is_loaded() -> None:
     script = (
-        "import sys\nfrom coordinator.command_line import parse\n"
+        "import sys\nfrom coordinator.command.line import parse\n"
         "parse(['-p', 'x'])\nprint('numpy' in sys.modules)"
     )
     done = subprocess.run(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.commands import COMMANDS, SHELLS, command_flags
-from coordinator.completion import completion_script
+from coordinator.command.commands import COMMANDS, SHELLS, command_flags
+from coordinator.command.completion import completion_script
 
 # what is typed (the last word is the one to complete) -> some of the offers, something not offered
 CASES: list[tuple[list[str], set[str], str]] = [

@@ -7,11 +7,11 @@ from gguf_builder import tiny_model
 
 from compute_worker.arch import ModelSpec
 from compute_worker.arch import resolve as resolve_model
-from coordinator.available_memory import AvailableMemory
-from coordinator.config import Config, settings_of, shipped_model
-from coordinator.flags import flags_of
-from coordinator.machine import Machine
-from coordinator.sizes import PoolSize
+from coordinator.command.config import Config, settings_of, shipped_model
+from coordinator.command.flags import flags_of
+from coordinator.command.sizes import PoolSize
+from coordinator.plan.machine import Machine
+from coordinator.processes.available_memory import AvailableMemory
 from io_worker.model_file import open_model
 
 MACHINE = Machine((0, 1), None, AvailableMemory(8 << 30, "MemAvailable in /proc/meminfo"))

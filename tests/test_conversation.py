@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.conversation import COMMANDS, HELP, OUTSIDE, CommandError, Conversation
+from coordinator.serving.conversation import COMMANDS, HELP, OUTSIDE, CommandError, Conversation
 
 SAVED = [
     {"role": "system", "content": "be kind"},

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.cores import (
+from coordinator.command.cores import (
     CorePlan,
     effective_cores,
     plan_cores,
     quota_cores,
     usable_cores,
 )
-from coordinator.flag_values import ConfigError
+from coordinator.command.flag_values import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_usable_cores_are_those_of_the_affinity_mask() -> None:
     core = usable_cores()[0]
     script = (
         f"import os; os.sched_setaffinity(0, {{{core}}})\n"
-        "from coordinator.cores import usable_cores, plan_cores\n"
+        "from coordinator.command.cores import usable_cores, plan_cores\n"
         "print(usable_cores(), plan_cores(None, usable_cores()).name)"
     )
     done = subprocess.run(

@@ -22,8 +22,8 @@ from deployment import (
 from needs import needs_program
 from prometheus_rule import document
 
-from coordinator.command_line import parse
-from coordinator.config import Config
+from coordinator.command.config import Config
+from coordinator.command.line import parse
 
 BIN = Path(sys.executable).parent
 UNIT = DEPLOY / "systemd" / "moe-coord.service"

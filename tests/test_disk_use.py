@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from read_cases import opened, pattern, write_file
 
-from coordinator.disk_use import DiskUse, DiskUseTotals, disk_use
+from coordinator.processes.disk_use import DiskUse, DiskUseTotals, disk_use
 from io_worker.page_cache import cached_bytes
 
 FILE_BYTES = 64 * 4096

@@ -15,9 +15,9 @@ from faults import session
 from gguf_builder import tiny_model
 from golden_cases import CASES
 
-from coordinator.config import shipped_model
-from coordinator.state import NewRequest
-from coordinator.tokenizer import build_tokenizer
+from coordinator.command.config import shipped_model
+from coordinator.core.state import NewRequest
+from coordinator.text.tokenizer import build_tokenizer
 from io_worker.model_file import open_model
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from faults import Session, pressed_model, session
 
-from coordinator.restarts import MAX_DEATHS
-from coordinator.state import EndRequest
+from coordinator.core.state import EndRequest
+from coordinator.processes.restarts import MAX_DEATHS
 
 N_REQUESTS, N_NEW = 12, 6
 PROMPTS = {

@@ -8,11 +8,11 @@ from gguf_builder import tiny_model
 
 from compute_worker.arch import ModelSpec
 from compute_worker.arch import resolve as resolve_model
-from coordinator.available_memory import AvailableMemory
-from coordinator.budget import MemoryPlan, MemoryRequest, plan_memory
-from coordinator.config import Config
-from coordinator.experts_in import ROOM_BYTES, WORTH_A_TRIAL_BYTES, experts_in
-from coordinator.limits import ResourceError
+from coordinator.command.config import Config
+from coordinator.plan.budget import MemoryPlan, MemoryRequest, plan_memory
+from coordinator.plan.experts_in import ROOM_BYTES, WORTH_A_TRIAL_BYTES, experts_in
+from coordinator.processes.available_memory import AvailableMemory
+from coordinator.processes.limits import ResourceError
 from io_worker.model_file import open_model
 
 ASKED = MemoryRequest(None, None, None, None, "f16", 1, 2)

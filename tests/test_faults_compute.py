@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from faults import Session, pressed_model, session
 
-from coordinator.slots import SlotState
+from coordinator.core.slots import SlotState
 from shm.pool import HEADER
 
 PROMPT = list(range(30, 60))

@@ -12,7 +12,7 @@ from arms import run_program
 from faults import long_model
 from running_program import RunningProgram, service_flags, socket_directories
 
-from coordinator.children import STOP_TIMEOUT_SECONDS
+from coordinator.processes.children import STOP_TIMEOUT_SECONDS
 
 ENDLESS = ("--tokens", "5,6,7", "-n", "30000", "--ignore-eos", "--context", "30100")
 IDLE_LINE = "until SIGTERM"

@@ -6,8 +6,8 @@ import pytest
 from chaos import World
 from simulation import engine, need
 
-from coordinator.slots import SlotState
-from coordinator.state import FromCompute, FromReader, ReaderCondemned, ReaderDied, ReaderReady
+from coordinator.core.slots import SlotState
+from coordinator.core.state import FromCompute, FromReader, ReaderCondemned, ReaderDied, ReaderReady
 from shm.messages import SlabsReady, SlotLease
 
 

@@ -9,7 +9,7 @@ import pytest
 from faults import long_model, pressed_model, session
 from running_program import RunningProgram
 
-from coordinator.engine import EngineError
+from coordinator.processes.engine import EngineError
 
 PROMPT = list(range(30, 60))
 N_NEW = 12

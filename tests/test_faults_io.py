@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from faults import pressed_model, session
 
-from coordinator.engine import EngineError
-from coordinator.restarts import MAX_DEATHS
+from coordinator.processes.engine import EngineError
+from coordinator.processes.restarts import MAX_DEATHS
 
 PROMPT = list(range(30, 60))
 N_NEW = 40

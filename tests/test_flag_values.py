@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.flag_values import (
+from coordinator.command.flag_values import (
     PATH,
     STOP,
     TEXT,

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compute_worker.arch import ModelSpec, resolve
-from coordinator.available_memory import AvailableMemory
-from coordinator.budget import MemoryPlan, plan_memory
-from coordinator.config import Config
-from coordinator.forecast import (
+from coordinator.command.config import Config
+from coordinator.core.slot_classes import smallest_pool_bytes
+from coordinator.plan.advice import EVERYTHING_STAYS, advice, bits_per_weight
+from coordinator.plan.budget import MemoryPlan, plan_memory
+from coordinator.plan.forecast import (
     CONCENTRATED,
     EVEN,
     MESSAGE_SECONDS,
@@ -27,9 +28,8 @@ from coordinator.forecast import (
     hit_rate,
     prompt_seconds,
 )
-from coordinator.memory_request import MemoryRequest
-from coordinator.plan_advice import EVERYTHING_STAYS, advice, bits_per_weight
-from coordinator.slot_classes import smallest_pool_bytes
+from coordinator.plan.memory_request import MemoryRequest
+from coordinator.processes.available_memory import AvailableMemory
 from io_worker.model_file import open_model
 
 MiB = 1 << 20

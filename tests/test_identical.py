@@ -27,7 +27,7 @@ from identical import (
     pairs_of,
 )
 
-from coordinator.launch import ONE_THREAD
+from coordinator.processes.launch import ONE_THREAD
 
 ARMS = covering_arms()
 PROMPTS = {  # the longest first, so that it still generates when the last joins

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from imatrix_builder import write_imatrix
 
-from coordinator.flag_values import ConfigError
-from coordinator.imatrix import read_imatrix
-from coordinator.usage import UsageCounts
+from coordinator.command.flag_values import ConfigError
+from coordinator.routing.imatrix import read_imatrix
+from coordinator.routing.usage import UsageCounts
 
 N_LAYERS, N_EXPERTS = 3, 4
 

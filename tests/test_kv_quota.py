@@ -17,10 +17,10 @@ from arms import (
 from faults import session
 from gguf_builder import tiny_model
 
-from coordinator.machine import read_machine
-from coordinator.setup import prepared
-from coordinator.start import started
-from coordinator.state import NewRequest
+from coordinator.core.state import NewRequest
+from coordinator.plan.machine import read_machine
+from coordinator.plan.setup import prepared
+from coordinator.serving.start import started
 
 VOCABULARY = 300
 TOKENS = [random.Random(4).randrange(VOCABULARY) for _ in range(300)]

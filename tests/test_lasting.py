@@ -8,11 +8,11 @@ import pytest
 from simulation import Engine, done, engine, geometry, need, policy_geometry
 from test_feed import LAYER, PoolStage, pool_stage
 
-from coordinator.actions import PunchSlots, ToCompute
-from coordinator.frequency import Lfu
-from coordinator.prefetch import Prefetch
-from coordinator.replay import replay
-from coordinator.state import FromCompute, FromReader, PoolTarget
+from coordinator.core.actions import PunchSlots, ToCompute
+from coordinator.core.frequency import Lfu
+from coordinator.core.prefetch import Prefetch
+from coordinator.core.state import FromCompute, FromReader, PoolTarget
+from coordinator.routing.replay import replay
 from shm.messages import (
     Evicted,
     Grant,

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -22,7 +23,7 @@ MAY_BE_LONGER = {"shm.messages": 470}  # one file declares them all, with who an
 MAY_IMPORT_IN_TRY = {
     "compute_worker.native_kernels",  # an install without a compiler has none
     "coordinator.fetch_model",  # an install without the extra
-    "coordinator.report",  # an optional extra
+    "coordinator.bench.report.__main__",  # an optional extra
     "coordinator.bench_ray",  # an optional extra
 }
 
@@ -52,15 +53,37 @@ LEAVES = {
     "io_worker.slab_reader",
     "io_worker.slabs",
 }
+# What each group of the coordinator may import of the others, from the lowest to the highest. Above
+# them stand the entries, the modules directly in `coordinator`: no group imports them.
+GROUPS: dict[str, set[str]] = {
+    "core": set(),
+    "command": {"core"},
+    "text": set(),
+    "routing": {"core", "command"},
+    "processes": {"core", "command"},
+    "plan": {"core", "command", "routing", "processes"},
+    "models": {"core", "command", "processes", "plan"},
+    "metrics": {"core", "command", "processes", "plan"},
+    "api": {"text", "processes", "metrics"},
+    "bench": {"command", "processes", "plan", "models"},
+    "bench.report": {"core", "command", "routing", "bench"},
+    "serving": {
+        "core", "command", "text", "routing", "processes", "plan", "metrics", "api",
+    },
+}  # fmt: skip
+# the decision core reads no clock, draws no random number and opens nothing
+CORE_LIBRARIES = {
+    "collections", "dataclasses", "enum", "fractions", "heapq", "math", "statistics", "typing",
+}  # fmt: skip
 # Processes of their own, reached by a clean exec: what fetches a model, the service that a chat
 # starts, the drawing of reports, a Ray driver, and the decision core inside the compute process
 # with its link. Nothing else may import them.
 OWN_PROCESSES = {
     "coordinator.bench_ray",
-    "coordinator.core_link",
+    "coordinator.processes.core_link",
     "coordinator.fetch_model",
     "coordinator.own_service",
-    "coordinator.report",
+    "coordinator.bench.report.__main__",
     "coordinator.single_process",
 }
 
@@ -69,38 +92,38 @@ ONLY_IN = {
     "zmq": {
         "compute_worker.__main__",
         "coordinator.api.__main__",
-        "coordinator.children",
-        "coordinator.launch",
+        "coordinator.processes.children",
+        "coordinator.processes.launch",
         "io_worker.__main__",
         "shm.link",
     },
     "subprocess": {
-        "coordinator.bench_llama_server",
-        "coordinator.bench_process",
-        "coordinator.launch",
+        "coordinator.bench.llama_server",
+        "coordinator.processes.program",
+        "coordinator.processes.launch",
     },
     "rich": {
-        "coordinator.model_map",
-        "coordinator.tables",
-        "coordinator.terminal",
-        "coordinator.top",
-        "coordinator.top_view",
-        "coordinator.trace_report",
+        "coordinator.models.map",
+        "coordinator.command.tables",
+        "coordinator.command.terminal",
+        "coordinator.serving.top",
+        "coordinator.serving.top_view",
+        "coordinator.routing.trace_report",
     },
-    "prometheus_client": {"coordinator.metrics"},
+    "prometheus_client": {"coordinator.metrics.exposition"},
     "msgpack": {"shm.codec"},
-    "psutil": {"coordinator.metrics"},
+    "psutil": {"coordinator.metrics.exposition"},
     "cffi": {"compute_worker.native.build_native"},
     "gguf": {
         "compute_worker.matrix",
         "compute_worker.native_kernels",
         "compute_worker.reference",
-        "coordinator.synth_blocks",
+        "coordinator.models.synth_blocks",
     },
-    "tokenizers": {"coordinator.tokenizer"},
+    "tokenizers": {"coordinator.text.tokenizer"},
     "jinja2": {"coordinator.api.render"},
     "uvicorn": {"coordinator.api.__main__", "coordinator.api.protocol"},
-    "vl_convert": {"coordinator.report"},
+    "vl_convert": {"coordinator.bench.report.__main__"},
     "ray": {"coordinator.bench_ray"},
     "pickle": set(),
     "marshal": set(),
@@ -109,7 +132,7 @@ ONLY_IN = {
 }
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "recv_pyobj", "send_pyobj", "fork"}
 # the environment of a child is made from ours; nothing reads a setting from it
-MAY_PASS_ENVIRONMENT = {"coordinator.__main__", "coordinator.launch"}
+MAY_PASS_ENVIRONMENT = {"coordinator.__main__", "coordinator.processes.launch"}
 
 
 @cache
@@ -163,6 +186,39 @@ def test_imports_run_one_way(module: str) -> None:
         wrong = ours - allowed - LEAVES
         wrong |= ours & OWN_PROCESSES
     assert not wrong, f"{module} imports {sorted(wrong)}"
+
+
+def group_of(module: str) -> str:
+    """Of a module of the coordinator; "" for an entry."""
+    return module.removeprefix("coordinator").rpartition(".")[0].removeprefix(".")
+
+
+def test_groups_of_the_coordinator_import_one_way() -> None:
+    names = list(GROUPS)
+    assert all(GROUPS[name] <= set(names[:place]) for place, name in enumerate(names))
+    assert {group_of(m) for m in MODULES if package_of(m) == "coordinator"} == {*names, ""}
+    for module in MODULES:
+        group = group_of(module)
+        if package_of(module) != "coordinator" or not group:
+            continue
+        used = {group_of(name) for name in imports_of(module) if package_of(name) == "coordinator"}
+        assert used <= GROUPS[group] | {group}, f"{module} imports {sorted(used - GROUPS[group])}"
+
+
+def test_the_core_is_pure() -> None:
+    for module in MODULES:
+        if module.startswith("coordinator.core."):
+            libraries = {package_of(name) for name in imports_of(module)} - set(PACKAGES)
+            assert libraries <= CORE_LIBRARIES, module
+            names = {node.id for node in ast.walk(tree_of(module)) if isinstance(node, ast.Name)}
+            assert not names & {"open", "print", "input"}, module
+
+
+def test_the_wheel_has_every_package() -> None:
+    described = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert set(described["tool"]["setuptools"]["packages"]) == {
+        m.rpartition(".")[0] for m in MODULES
+    }
 
 
 @pytest.mark.parametrize("module", sorted(LEAVES | {"coordinator.__main__"}))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from read_cases import opened, pattern, write_file
 
-from coordinator.library_pages import drop_unused_pages, executed_files
+from coordinator.processes.library_pages import drop_unused_pages, executed_files
 from io_worker.page_cache import cached_bytes
 
 FILE_BYTES = 256 * 4096

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.limits import ResourceError, check_threads, running_threads
+from coordinator.processes.limits import ResourceError, check_threads, running_threads
 
 USER = os.getuid()
 

@@ -1,7 +1,7 @@
 from pathlib import Path
 
-from coordinator.cores import usable_cores
-from coordinator.machine import read_machine
+from coordinator.command.cores import usable_cores
+from coordinator.plan.machine import read_machine
 
 
 def test_a_machine_is_what_its_files_and_its_mask_say(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from faults import pressed_model
 from live_shrinking import Taking, press
 from pressed_run import AMPLE, Machine, MiB, answer, running, wait_for
 
-from coordinator.limits import ResourceError
+from coordinator.processes.limits import ResourceError
 
 
 @pytest.fixture(scope="module")

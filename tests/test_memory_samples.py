@@ -14,7 +14,7 @@ from gguf_builder import tiny_model
 from memory_samples import Samples, sampled
 
 from compute_worker.arch import resolve
-from coordinator.slot_classes import whole_pool_bytes
+from coordinator.core.slot_classes import whole_pool_bytes
 from io_worker.model_file import open_model
 
 MiB = 1 << 20

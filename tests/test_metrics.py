@@ -15,13 +15,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from scraped_run import ScrapedRun, figure, figures, scraped_run
 from simulation import need
 
-from coordinator.actions import Deliver, Ended
-from coordinator.http_totals import HttpTotals
-from coordinator.metrics import KEEP_SECONDS, Exposition, UseTotals, measure
-from coordinator.one_series import PREFIX, Series
-from coordinator.scrape import Life
-from coordinator.series import SERIES
-from coordinator.totals import READ_BOUNDS_SECONDS, Totals
+from coordinator.core.actions import Deliver, Ended
+from coordinator.metrics.exposition import KEEP_SECONDS, Exposition, UseTotals, measure
+from coordinator.metrics.http_totals import HttpTotals
+from coordinator.metrics.one_series import PREFIX, Series
+from coordinator.metrics.scrape import Life
+from coordinator.metrics.series import SERIES
+from coordinator.processes.totals import READ_BOUNDS_SECONDS, Totals
 from shm.messages import Sampled
 from shm.service_messages import HistogramGrowth, HttpGrowth, RouteCount
 

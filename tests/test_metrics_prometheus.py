@@ -16,16 +16,16 @@ from gguf_builder import tiny_model
 from needs import needs_program
 from prometheus_program import Prometheus, running_prometheus
 
-from coordinator.command_line import parse
-from coordinator.config import Config
-from coordinator.engine import Engine
-from coordinator.machine import read_machine
-from coordinator.metrics import Exposition, run_view
-from coordinator.metrics_server import HOST, listen, serving
-from coordinator.series import SERIES
-from coordinator.setup import prepared
-from coordinator.start import started
-from coordinator.state import NewRequest
+from coordinator.command.config import Config
+from coordinator.command.line import parse
+from coordinator.core.state import NewRequest
+from coordinator.metrics.exposition import Exposition, run_view
+from coordinator.metrics.series import SERIES
+from coordinator.metrics.server import HOST, listen, serving
+from coordinator.plan.machine import read_machine
+from coordinator.plan.setup import prepared
+from coordinator.processes.engine import Engine
+from coordinator.serving.start import started
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 WAIT_SECONDS = 60.0

@@ -18,9 +18,9 @@ from arms import PROGRAM, run_program
 from gguf_builder import tiny_model
 from scraped_run import ScrapedRun, figure, scraped_run
 
-from coordinator.flag_values import ConfigError
-from coordinator.metrics import Exposition
-from coordinator.metrics_server import (
+from coordinator.command.flag_values import ConfigError
+from coordinator.metrics.exposition import Exposition
+from coordinator.metrics.server import (
     CONNECTION_SECONDS,
     HOST,
     MAX_CONNECTIONS,

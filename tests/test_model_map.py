@@ -6,9 +6,9 @@ import pytest
 from gguf_builder import tiny_model
 
 from compute_worker.arch import resolve
-from coordinator.commands import MapCommand
-from coordinator.config import shipped_model
-from coordinator.model_map import model_map, show_map
+from coordinator.command.commands import MapCommand
+from coordinator.command.config import shipped_model
+from coordinator.models.map import model_map, show_map
 from io_worker.gguf_header import ModelFormatError
 from io_worker.model_file import open_model
 

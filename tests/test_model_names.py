@@ -15,9 +15,9 @@ import pytest
 from arms import PROGRAM
 from fake_hub import COMMIT, Hub, hub_of
 
-from coordinator.config import shipped_model
-from coordinator.flag_values import ConfigError
-from coordinator.model_names import (
+from coordinator.command.config import shipped_model
+from coordinator.command.flag_values import ConfigError
+from coordinator.models.names import (
     HubName,
     OllamaName,
     choose_files,

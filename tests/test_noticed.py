@@ -2,7 +2,7 @@
 
 from simulation import SLAB_BYTES, engine, need
 
-from coordinator.state import FromCompute, FromReader, ReaderDied, ReaderReady
+from coordinator.core.state import FromCompute, FromReader, ReaderDied, ReaderReady
 from shm.messages import ReadSlabs, SlabsReady, SlotLease
 
 

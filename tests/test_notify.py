@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from running_program import RunningProgram, free_port
 
-from coordinator.notify import ALIVE_INTERVAL_SECONDS, Notifier
+from coordinator.serving.notify import ALIVE_INTERVAL_SECONDS, Notifier
 
 ABSTRACT = f"moe-coord-test-{os.getpid()}"
 

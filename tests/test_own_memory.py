@@ -15,7 +15,7 @@ from compute_worker.locked import refusal_to_lock
 from compute_worker.memory_trial import MemoryTrial, try_memory
 from compute_worker.own_memory import HUGE_PAGE_BYTES, OwnMemory
 from compute_worker.regions import Regions
-from coordinator.accounting import private_bytes
+from coordinator.processes.accounting import private_bytes
 from io_worker.slabs import ExpertTensor, LayerSlabs, SlabTable
 from shm.messages import Location, SlotLease
 from shm.pool import PoolMapping

@@ -8,8 +8,8 @@ from arms import run_json, run_program
 from faults import Session, pressed_model, session
 from pressed_run import AMPLE, WAIT_SECONDS, Machine, answer, running, wait_for
 
-from coordinator.engine import Engine
-from coordinator.slots import SlotState
+from coordinator.core.slots import SlotState
+from coordinator.processes.engine import Engine
 
 OWN, POOL = (("--pool", "all", "--experts-in", kind) for kind in ("own", "pool"))
 PROMPT, N_NEW = list(range(30, 60)), 12

@@ -14,7 +14,7 @@ from arms import PROGRAM, pack, run_program
 from gguf_builder import tiny_model
 from running_program import wait_until
 
-from coordinator.part_file import identity_of, part_of
+from coordinator.models.part_file import identity_of, part_of
 from io_worker.packed_layout import CHECKSUM_BYTES, CHECKSUMS_AT
 from io_worker.reader import close_files, open_files
 
@@ -22,9 +22,9 @@ SMALL_BATCHES = """
 import sys
 from pathlib import Path
 from compute_worker.arch import resolve
-from coordinator.packed_header import packed_file
-from coordinator.pack import write_units
-from coordinator.part_file import identity_of, part_file
+from coordinator.models.packed_header import packed_file
+from coordinator.models.pack import write_units
+from coordinator.models.part_file import identity_of, part_file
 from io_worker.model_file import open_model
 from io_worker.reader import open_files
 

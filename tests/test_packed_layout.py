@@ -13,9 +13,9 @@ from gguf_builder import tiny_model
 from read_cases import FaultyPreadv, opened, strict_direct
 
 from compute_worker.arch import ModelSpec, resolve
-from coordinator.geometry import PoolGeometry, pool_geometry
-from coordinator.slot_classes import pool_layout
-from coordinator.slots import SlotTable
+from coordinator.core.geometry import PoolGeometry, pool_geometry
+from coordinator.core.slot_classes import pool_layout
+from coordinator.core.slots import SlotTable
 from io_worker.gguf_header import ModelFormatError
 from io_worker.model_file import open_model
 from io_worker.model_units import units_of

@@ -2,8 +2,8 @@
 
 import pytest
 
-from coordinator.forecast import ComputeTimes, Measured, Pool, Shape, forecasts
-from coordinator.packing_gain import PackingGain, packing_gain
+from coordinator.plan.forecast import ComputeTimes, Measured, Pool, Shape, forecasts
+from coordinator.plan.packing_gain import PackingGain, packing_gain
 
 SHAPE = Shape(n_layers=16, n_experts=64, n_active=8, slab_bytes=4 << 20, dense_bytes=200 << 20)
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from coordinator.actions import Action, RequestsFailed, StopWith, ToCompute, ToWorker
-from coordinator.geometry import PoolGeometry
-from coordinator.page_cache_residency import PageCacheResidency
-from coordinator.prefetch import Prefetch
+from coordinator.core.actions import Action, RequestsFailed, StopWith, ToCompute, ToWorker
+from coordinator.core.geometry import PoolGeometry
+from coordinator.core.page_cache_residency import PageCacheResidency
+from coordinator.core.prefetch import Prefetch
 from shm.messages import (
     Abort,
     ExpertUse,

@@ -10,7 +10,7 @@ from arms import run_json, run_program, spelled
 from faults import long_model, pressed_model, session
 from running_program import RunningProgram
 
-from coordinator.engine import EngineError
+from coordinator.processes.engine import EngineError
 
 PROMPT = list(range(30, 60))
 N_NEW = 12

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from coordinator.frequency import HALF_LIFE_TOKENS, SEED_TOKENS, Lfu, Repeats
-from coordinator.hot_set import CALIBRATED_SHARE, LEARNING_TOKENS, Calibrated, Static
-from coordinator.policies import (
+from coordinator.core.frequency import HALF_LIFE_TOKENS, SEED_TOKENS, Lfu, Repeats
+from coordinator.core.hot_set import CALIBRATED_SHARE, LEARNING_TOKENS, Calibrated, Static
+from coordinator.core.policies import (
     SLRU_PROTECTED_SHARE,
     Key,
     LayerLru,

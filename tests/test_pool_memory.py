@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from coordinator.pool_memory import PoolMemory
-from coordinator.slot_classes import slots_within, smallest_layout_bytes
+from coordinator.core.slot_classes import slots_within, smallest_layout_bytes
+from coordinator.processes.pool_memory import PoolMemory
 from shm.pool import PoolLayout, PoolMapping, SlotClass, create_pool
 
 LAYOUT = PoolLayout((SlotClass(4, (4096, 4096, 8192)), SlotClass(3, (8192, 8192, 8192))))

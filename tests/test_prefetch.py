@@ -6,9 +6,9 @@ import random
 import pytest
 from simulation import Engine, engine, geometry, need, policy_geometry
 
-from coordinator.policies import Lru, PolicyGeometry
-from coordinator.policy_choice import POLICIES, make_policy
-from coordinator.prefetch import (
+from coordinator.core.policies import Lru, PolicyGeometry
+from coordinator.core.policy_choice import POLICIES, make_policy
+from coordinator.core.prefetch import (
     BLOCK_STEPS,
     MIN_TOKENS_PER_EXPERT,
     N_CLEAR_PAIRS,
@@ -17,10 +17,10 @@ from coordinator.prefetch import (
     Phase,
     Prefetch,
 )
-from coordinator.requests import Requests
-from coordinator.residency import Residency
-from coordinator.schedule import Schedule
-from coordinator.state import Core
+from coordinator.core.requests import Requests
+from coordinator.core.residency import Residency
+from coordinator.core.schedule import Schedule
+from coordinator.core.state import Core
 from shm.messages import ExpertUse, Need, SlotLease
 
 TRIAL_STEPS = 2 * N_PAIRS * BLOCK_STEPS

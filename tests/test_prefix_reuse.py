@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from simulation import Engine, done, engine
 
-from coordinator.schedule import Schedule
-from coordinator.state import ComputeDied, Continue, EndRequest, FromCompute, NewRequest
+from coordinator.core.schedule import Schedule
+from coordinator.core.state import ComputeDied, Continue, EndRequest, FromCompute, NewRequest
 from shm.messages import Finished, Forget, Sampled, Sampling, Step, Submit
 
 GREEDY = Sampling(0.0, 0, 1.0, 0.0, 1.0, 1)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from coordinator.prefixes import KeptPrefixes, n_common_blocks
+from coordinator.core.prefixes import KeptPrefixes, n_common_blocks
 
 LONG = tuple(range(1000))
 

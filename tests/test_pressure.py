@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.memory_room import MemoryRoom
-from coordinator.pressure import GROW_SECONDS, QUIET_SECONDS, Pressure
+from coordinator.core.pressure import GROW_SECONDS, QUIET_SECONDS, Pressure
+from coordinator.processes.memory_room import MemoryRoom
 
 MiB = 1 << 20
 FULL, SMALLEST, UNIT = 1500 * MiB, 8 * MiB, 4 * MiB

@@ -9,8 +9,8 @@ from tiny_vocabulary import spelled
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
 
-from coordinator.pretokenizers import PRE_TOKENIZERS
-from coordinator.tokenizer import word_cutter
+from coordinator.text.pretokenizers import PRE_TOKENIZERS
+from coordinator.text.tokenizer import word_cutter
 
 
 def cut(*patterns: str) -> PreTokenizer:

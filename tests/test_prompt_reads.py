@@ -8,7 +8,7 @@ from gguf_builder import tiny_model
 from prompt_reads import FEW_IDS, prompt_reads
 
 from compute_worker.arch import resolve
-from coordinator.slot_classes import smallest_pool_bytes
+from coordinator.core.slot_classes import smallest_pool_bytes
 from io_worker.model_file import open_model
 
 N_LAYERS, N_EXPERTS = 3, 16

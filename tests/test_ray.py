@@ -12,7 +12,7 @@ from arms import run_program
 from deployment import DEPLOY
 from running_program import free_port
 
-from coordinator.config import shipped_model
+from coordinator.command.config import shipped_model
 
 pytest.importorskip("ray.serve", reason="needs the Python package ray[serve]")
 FOLDER = DEPLOY / "ray"

@@ -11,16 +11,16 @@ from arms import run_json
 from imatrix_builder import write_imatrix
 from simulation import geometry, policy_geometry
 
-from coordinator.geometry import PoolGeometry
-from coordinator.policies import PolicyGeometry
-from coordinator.policy_choice import POLICIES, make_policy
-from coordinator.replay import replay
-from coordinator.replay_limits import belady, page_cache
-from coordinator.replay_report import pool_for
-from coordinator.sizes import PoolSize
-from coordinator.trace_file import Trace, read_trace
-from coordinator.trace_statistics import use_counts
-from coordinator.usage import UsageCounts, write_usage
+from coordinator.command.sizes import PoolSize
+from coordinator.core.geometry import PoolGeometry
+from coordinator.core.policies import PolicyGeometry
+from coordinator.core.policy_choice import POLICIES, make_policy
+from coordinator.routing.replay import replay
+from coordinator.routing.replay_limits import belady, page_cache
+from coordinator.routing.replay_report import pool_for
+from coordinator.routing.trace_file import Trace, read_trace
+from coordinator.routing.trace_statistics import use_counts
+from coordinator.routing.usage import UsageCounts, write_usage
 from shm.messages import ExpertUse, Need
 
 PROMPTS = Path(__file__).parent / "prompts"

@@ -14,13 +14,13 @@ import pytest
 from arms import PROGRAM
 from bench_blocks import blocks
 
-from coordinator.bench_answers import answer_of
-from coordinator.bench_questions import Pair, Sweep
-from coordinator.bench_records import Record, value_of
-from coordinator.bench_rooms import Room
-from coordinator.report_charts import charts_of, token_parts
-from coordinator.report_page import Page, Table, page_html
-from coordinator.report_specs import Chart
+from coordinator.bench.answers import answer_of
+from coordinator.bench.questions import Pair, Sweep
+from coordinator.bench.records import Record, value_of
+from coordinator.bench.report.charts import charts_of, token_parts
+from coordinator.bench.report.page import Page, Table, page_html
+from coordinator.bench.report.specs import Chart
+from coordinator.bench.rooms import Room
 
 ROOMS = (Room("20% of the experts in the pool", short="20%"), Room("all of them", short="all"))
 PAIRS = (
@@ -115,7 +115,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = "".join(json.dumps({**record, "pairs": []}) + "\n" for record in records)
     (folder / "blocks.jsonl").write_text(lines)
     (folder / "answers.json").write_text(json.dumps(answers(records)))
-    command = [*PROGRAM[:-1], "coordinator.report", str(folder)]
+    command = [*PROGRAM[:-1], "coordinator.bench.report", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stderr
     return folder

@@ -5,9 +5,9 @@ import random
 import pytest
 from simulation import done, engine
 
-from coordinator.actions import Ended, ToCompute
-from coordinator.schedule import Schedule
-from coordinator.state import ComputeDied, Continue, EndRequest, FromCompute, NewRequest
+from coordinator.core.actions import Ended, ToCompute
+from coordinator.core.schedule import Schedule
+from coordinator.core.state import ComputeDied, Continue, EndRequest, FromCompute, NewRequest
 from shm.messages import Cancel, Finished, Sampled, Sampling, Slice, Step, StepDone, Submit
 
 GREEDY = Sampling(0.0, 0, 1.0, 0.0, 1.0, 1)

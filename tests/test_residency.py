@@ -5,11 +5,11 @@ import random
 import pytest
 from simulation import engine, need, policy_geometry
 
-from coordinator.frequency import Lfu
-from coordinator.hot_set import Calibrated, Static
-from coordinator.policies import LayerLru, Lru, Slru
-from coordinator.slots import SlotState
-from coordinator.state import FromCompute, FromReader, PoolTarget
+from coordinator.core.frequency import Lfu
+from coordinator.core.hot_set import Calibrated, Static
+from coordinator.core.policies import LayerLru, Lru, Slru
+from coordinator.core.slots import SlotState
+from coordinator.core.state import FromCompute, FromReader, PoolTarget
 from shm.messages import (
     Abort,
     Grant,

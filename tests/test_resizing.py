@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 from simulation import Engine, done, engine, need, policy_geometry
 
-from coordinator.actions import Action, PunchSlots, RestoreSlots, ToCompute, ToWorker
-from coordinator.frequency import Lfu
-from coordinator.hot_set import Static
-from coordinator.policies import LayerLru, Lru, Policy, PolicyGeometry, Slru
-from coordinator.slots import SlotState
-from coordinator.state import ComputeDied, Continue, FromCompute, NewRequest, PoolTarget
+from coordinator.core.actions import Action, PunchSlots, RestoreSlots, ToCompute, ToWorker
+from coordinator.core.frequency import Lfu
+from coordinator.core.hot_set import Static
+from coordinator.core.policies import LayerLru, Lru, Policy, PolicyGeometry, Slru
+from coordinator.core.slots import SlotState
+from coordinator.core.state import ComputeDied, Continue, FromCompute, NewRequest, PoolTarget
 from shm.messages import Grant, Revoke, Sampling, SlotLease, SlotsPunched, Step, Submit
 
 USAGE = {(0, expert): 9.0 - expert for expert in range(9)} | {(1, 2): 4.0}

@@ -5,14 +5,14 @@ from gguf_builder import tiny_model
 
 from compute_worker.arch import ModelSpec
 from compute_worker.arch import resolve as resolve_model
-from coordinator.available_memory import AvailableMemory
-from coordinator.config import Config, settings_of
-from coordinator.footprint import PANEL_BYTES
-from coordinator.limits import ResourceError
-from coordinator.machine import Machine
-from coordinator.resolve import memory_plan, resolve, spare_bytes
-from coordinator.sizes import PoolSize
-from coordinator.slot_classes import smallest_pool_bytes
+from coordinator.command.config import Config, settings_of
+from coordinator.command.sizes import PoolSize
+from coordinator.core.slot_classes import smallest_pool_bytes
+from coordinator.plan.footprint import PANEL_BYTES
+from coordinator.plan.machine import Machine
+from coordinator.plan.resolve import memory_plan, resolve, spare_bytes
+from coordinator.processes.available_memory import AvailableMemory
+from coordinator.processes.limits import ResourceError
 from io_worker.model_file import open_model
 from io_worker.slabs import LayerSlabs
 

@@ -14,16 +14,16 @@ import pytest
 from arms import PROGRAM, run_program
 from running_program import RunningProgram, free_port
 
-from coordinator.command_line import parse
-from coordinator.flag_values import ConfigError
-from coordinator.service_client import (
+from coordinator.command.flag_values import ConfigError
+from coordinator.command.line import parse
+from coordinator.serving.service_client import (
     Finished,
     ServiceClient,
     ServiceError,
     Text,
     key_of,
 )
-from coordinator.terminal_chat import printable
+from coordinator.serving.terminal_chat import printable
 
 WAIT_SECONDS = 30.0
 

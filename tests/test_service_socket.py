@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.config import Config
-from coordinator.flag_values import ConfigError
-from coordinator.service_socket import api_keys
+from coordinator.command.config import Config
+from coordinator.command.flag_values import ConfigError
+from coordinator.serving.service_socket import api_keys
 
 
 def test_keys(tmp_path: Path) -> None:

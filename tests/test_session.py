@@ -10,8 +10,8 @@ import pytest
 from arms import run_json, run_program
 from running_service import RunningService
 
-from coordinator.flag_values import ConfigError
-from coordinator.session_file import (
+from coordinator.command.flag_values import ConfigError
+from coordinator.serving.session_file import (
     SessionHeader,
     SessionKey,
     SessionWriter,

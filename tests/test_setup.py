@@ -8,9 +8,9 @@ from arms import exact_config
 from faults import open_descriptors
 from gguf_builder import tiny_model
 
-from coordinator.flag_values import ConfigError
-from coordinator.machine import read_machine
-from coordinator.setup import Setup, build_core, prepared
+from coordinator.command.flag_values import ConfigError
+from coordinator.plan.machine import read_machine
+from coordinator.plan.setup import Setup, build_core, prepared
 from io_worker.gguf_header import ModelFormatError
 from io_worker.reader import ModelFileError
 from shm.pool import ALIGNMENT

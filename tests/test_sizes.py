@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.sizes import PoolSize, format_size, parse_pool, parse_size
+from coordinator.command.sizes import PoolSize, format_size, parse_pool, parse_size
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.slot_classes import (
+from coordinator.core.slot_classes import (
     PoolTooSmallError,
     pool_layout,
     smallest_pool_bytes,

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from coordinator.slots import _LEGAL, Slot, SlotError, SlotState, SlotTable
+from coordinator.core.slots import _LEGAL, Slot, SlotError, SlotState, SlotTable
 from shm.messages import SlotLease
 
 EVENTS = ("lease", "ready", "fail", "condemn", "lease again", "drop", "retire", "adopt", "keep")

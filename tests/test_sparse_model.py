@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from arms import run_json, run_program
 
-from coordinator.available_memory import available_memory
+from coordinator.processes.available_memory import available_memory
 
 MiB = 1 << 20
 PLAN_MIB = 3900  # of a machine with 4 GB

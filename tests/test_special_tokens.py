@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.special_tokens import split_special
+from coordinator.text.special_tokens import split_special
 
 SPLITS: list[tuple[str, dict[str, int], list[str | int]]] = [
     ("", {"<a>": 1}, []),

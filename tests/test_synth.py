@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from compute_worker.arch import resolve
-from coordinator.commands import SYNTH_MIXES, SYNTH_SHAPES, SynthCommand
-from coordinator.flag_values import ConfigError
-from coordinator.limits import ResourceError
-from coordinator.synth import MIXES, SHAPES, Model, run_synth, write_model
+from coordinator.command.commands import SYNTH_MIXES, SYNTH_SHAPES, SynthCommand
+from coordinator.command.flag_values import ConfigError
+from coordinator.models.synth import MIXES, SHAPES, Model, run_synth, write_model
+from coordinator.processes.limits import ResourceError
 from io_worker.ggml_types import GGML_TYPES
 from io_worker.model_file import open_model
 

@@ -5,7 +5,7 @@ import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from coordinator.synth_blocks import STAMPS, random_weights
+from coordinator.models.synth_blocks import STAMPS, random_weights
 from io_worker.ggml_types import GGML_TYPES, GgmlType
 
 KINDS = {kind.name: kind for kind in GGML_TYPES.values()}

@@ -2,13 +2,13 @@ from pathlib import Path
 
 from gguf import GGUFReader
 
-from coordinator.synth_header import (
+from coordinator.models.synth_header import (
     SynthTensor,
     header_bytes,
     padded,
     vocabulary_entries,
 )
-from coordinator.tokenizer import build_tokenizer
+from coordinator.text.tokenizer import build_tokenizer
 from io_worker.ggml_types import GGML_TYPES
 from io_worker.gguf_header import read_header
 

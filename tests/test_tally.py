@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from coordinator.tally import Tally
+from coordinator.serving.tally import Tally
 
 
 def test_seconds_of_each_token_add_up() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import shm
-from coordinator.streams import write_output
-from coordinator.terminal import Terminal, TextOutput
+from coordinator.command.streams import write_output
+from coordinator.command.terminal import Terminal, TextOutput
 
 
 def test_lines_go_to_standard_error_as_they_are(capfd: pytest.CaptureFixture[str]) -> None:
@@ -64,7 +64,7 @@ def test_a_bar_goes_when_its_phase_is_done() -> None:
     """In a service whose compute process starts again, nothing else would end it."""
     leader, follower = pty.openpty()
     program = (
-        "import threading; from coordinator.terminal import Terminal\n"
+        "import threading; from coordinator.command.terminal import Terminal\n"
         "with Terminal() as terminal:\n"
         "    terminal.progress('dense', 1, 2); terminal.progress('experts', 1, 2)\n"
         "    terminal.progress('dense', 2, 2); assert threading.active_count() > 1\n"
@@ -109,8 +109,8 @@ def test_a_reader_that_went_away_is_remembered() -> None:
     read, write = os.pipe()
     os.close(read)
     program = (
-        "import sys; from coordinator.terminal import TextOutput\n"
-        "from coordinator.streams import let_output_go\n"
+        "import sys; from coordinator.command.terminal import TextOutput\n"
+        "from coordinator.command.streams import let_output_go\n"
         "out = TextOutput(); out.write('a'); out.write('b')\n"
         "let_output_go()\n"
         "sys.exit(9 if out.is_closed else 1)"
@@ -123,8 +123,8 @@ def test_a_reader_that_went_away_is_remembered() -> None:
 def test_who_read_the_lines_may_go() -> None:
     """A service must not end because the terminal it was started from is closed."""
     program = (
-        "from coordinator.streams import write_output\n"
-        "from coordinator.terminal import Terminal\n"
+        "from coordinator.command.streams import write_output\n"
+        "from coordinator.command.terminal import Terminal\n"
         "with Terminal() as terminal:\n"
         "    for _ in range(1000):\n"
         "        terminal.line('x' * 100); terminal.warning('y'); terminal.progress('z', 1, 2)\n"
@@ -150,7 +150,7 @@ def test_who_read_the_lines_may_go() -> None:
 
 def test_no_room_is_an_error_with_a_name() -> None:
     program = (
-        "from coordinator.streams import OutputError, write_output\n"
+        "from coordinator.command.streams import OutputError, write_output\n"
         "try:\n    write_output('x')\nexcept OutputError as error:\n"
         "    import sys; print(error, file=sys.stderr)"
     )
@@ -165,7 +165,7 @@ def test_no_room_is_an_error_with_a_name() -> None:
 def test_closed_streams_are_opened(closed: tuple[int, ...], tmp_path: Path) -> None:
     """What is opened next must not get the number of one of them."""
     program = (
-        "import os, sys; from coordinator.streams import open_missing_streams\n"
+        "import os, sys; from coordinator.command.streams import open_missing_streams\n"
         "open_missing_streams()\n"
         "fd = os.open('/dev/zero', os.O_RDONLY)\n"
         "assert fd > 2 and None not in (sys.stdin, sys.stdout, sys.stderr)\n"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.text_stream import TextStream
+from coordinator.text.stream import TextStream
 
 
 class Pieces:

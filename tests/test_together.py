@@ -7,10 +7,10 @@ import pytest
 from arms import Together, exact_config, run_together, submit_of
 from gguf_builder import tiny_model
 
-from coordinator.machine import read_machine
-from coordinator.setup import prepared
-from coordinator.start import started
-from coordinator.state import EndRequest, NewRequest
+from coordinator.core.state import EndRequest, NewRequest
+from coordinator.plan.machine import read_machine
+from coordinator.plan.setup import prepared
+from coordinator.serving.start import started
 
 N_NEW = 8
 PROMPTS = {

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.flag_values import ConfigError
-from coordinator.geometry import ExpertCounters
-from coordinator.tally import Tally
-from coordinator.token_rows import COLUMNS, TokenRows, Totals, create_rows
+from coordinator.command.flag_values import ConfigError
+from coordinator.command.token_rows import COLUMNS, TokenRows, Totals, create_rows
+from coordinator.core.geometry import ExpertCounters
+from coordinator.serving.tally import Tally
 from shm.messages import Sampled, StepDone, StepTimes
 
 MS = 1_000_000

@@ -18,7 +18,7 @@ from tiny_vocabulary import (
     sentence_piece_metadata,
 )
 
-from coordinator.tokenizer import (
+from coordinator.text.tokenizer import (
     MAX_TEXT_BYTES,
     SPACE_MARK,
     TokenizerError,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.text import Text
 
-from coordinator.top_view import LOADING, Earlier, one_line, view
+from coordinator.serving.top_view import LOADING, Earlier, one_line, view
 
 MiB = 1024 * 1024
 STATUS: dict[str, Any] = {

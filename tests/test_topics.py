@@ -2,8 +2,8 @@ import re
 
 import pytest
 
-from coordinator.commands import COMMANDS, TOPICS, command_flags
-from coordinator.topics import TEXTS, topic_text
+from coordinator.command.commands import COMMANDS, TOPICS, command_flags
+from coordinator.command.topics import TEXTS, topic_text
 
 
 @pytest.mark.parametrize("topic", TOPICS)

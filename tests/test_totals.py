@@ -6,9 +6,9 @@ import pytest
 import simulation
 from simulation import SLAB_BYTES, need
 
-from coordinator.actions import Action, Deliver, Ended, ToCompute, ToWorker
-from coordinator.state import Event, FromCompute, FromReader
-from coordinator.totals import READ_BOUNDS_SECONDS, Histogram, Totals
+from coordinator.core.actions import Action, Deliver, Ended, ToCompute, ToWorker
+from coordinator.core.state import Event, FromCompute, FromReader
+from coordinator.processes.totals import READ_BOUNDS_SECONDS, Histogram, Totals
 from shm.messages import (
     ReadFailed,
     ReadSlabs,

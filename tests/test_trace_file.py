@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.flag_values import ConfigError
-from coordinator.trace_file import (
+from coordinator.command.flag_values import ConfigError
+from coordinator.routing.trace_file import (
     HEADER_BYTES,
     RECORD,
     TraceHeader,

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from arms import run_program
 
-from coordinator.flag_values import ConfigError
-from coordinator.replay_report import show_replay
-from coordinator.sizes import PoolSize
-from coordinator.slot_classes import PoolTooSmallError
-from coordinator.trace_commands import ReplayCommand, TraceCommand
-from coordinator.trace_file import TraceHeader, create_trace
-from coordinator.trace_report import show_trace
-from coordinator.usage import UsageCounts, write_usage
+from coordinator.command.flag_values import ConfigError
+from coordinator.command.sizes import PoolSize
+from coordinator.command.trace_commands import ReplayCommand, TraceCommand
+from coordinator.core.slot_classes import PoolTooSmallError
+from coordinator.routing.replay_report import show_replay
+from coordinator.routing.trace_file import TraceHeader, create_trace
+from coordinator.routing.trace_report import show_trace
+from coordinator.routing.usage import UsageCounts, write_usage
 from shm.messages import ExpertUse, Need
 
 MiB = 1 << 20

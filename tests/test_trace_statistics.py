@@ -2,8 +2,8 @@
 
 import pytest
 
-from coordinator.trace_file import Trace, TraceHeader
-from coordinator.trace_statistics import (
+from coordinator.routing.trace_file import Trace, TraceHeader
+from coordinator.routing.trace_statistics import (
     Guessed,
     locality,
     locality_by_chance,

@@ -10,8 +10,8 @@ import pytest
 from arms import PROGRAM, run_json, run_program
 from gguf_builder import tiny_model
 
-from coordinator.config import shipped_model
-from coordinator.trace_file import HEADER_BYTES, of_steps, read_trace
+from coordinator.command.config import shipped_model
+from coordinator.routing.trace_file import HEADER_BYTES, of_steps, read_trace
 
 N_LAYERS = 8  # of the shipped model
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.flag_values import ConfigError
-from coordinator.usage import FORMAT, UsageCounts, read_hot_set, read_usage, write_usage
+from coordinator.command.flag_values import ConfigError
+from coordinator.routing.usage import FORMAT, UsageCounts, read_hot_set, read_usage, write_usage
 
 
 def fresh(fingerprint: str = "f00d") -> UsageCounts:

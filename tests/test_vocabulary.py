@@ -14,7 +14,7 @@ from tiny_vocabulary import (
     sentence_piece_metadata,
 )
 
-from coordinator.tokenizer import build_tokenizer, byte_of_character
+from coordinator.text.tokenizer import build_tokenizer, byte_of_character
 from io_worker.gguf_header import ModelFormatError
 
 ALL_BYTES = list(byte_of_character())

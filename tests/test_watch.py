@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from coordinator.accounting import cpu_seconds
-from coordinator.restarts import MAX_DEATHS, WINDOW_NS, Restarts
-from coordinator.watch import (
+from coordinator.processes.accounting import cpu_seconds
+from coordinator.processes.restarts import MAX_DEATHS, WINDOW_NS, Restarts
+from coordinator.processes.watch import (
     COMPUTE_BUSY_NS,
     COMPUTE_HANG_FACTOR,
     COMPUTE_HANG_NS,

@@ -1,6 +1,6 @@
 """Metadata of small vocabularies: what a model file's header would say."""
 
-from coordinator.tokenizer import SPACE_MARK, Tokenizer, byte_of_character
+from coordinator.text.tokenizer import SPACE_MARK, Tokenizer, byte_of_character
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 PATH = "tiny.gguf"

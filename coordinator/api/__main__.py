@@ -30,8 +30,8 @@ from coordinator.api.guard import MAX_HEAD_BYTES, Guard
 from coordinator.api.protocol import KEEP_ALIVE_SECONDS, LimitedProtocol
 from coordinator.api.service import Service
 from coordinator.api.settings import HttpSettings, decode_settings
-from coordinator.launch import start_renderer
-from coordinator.tokenizer import Tokenizer, TokenizerError, build_tokenizer
+from coordinator.processes.launch import start_renderer
+from coordinator.text.tokenizer import Tokenizer, TokenizerError, build_tokenizer
 from io_worker.gguf_header import ModelFormatError
 from io_worker.model_file import open_model
 from shm.birth import Birth, ChildArguments, begin_life, decode_arguments, parent_is_gone

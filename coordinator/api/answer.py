@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from coordinator.api.backend import Generation
 from coordinator.api.errors import ApiError
-from coordinator.text_stream import TextStream
+from coordinator.text.stream import TextStream
 from shm.messages import Sampled
 from shm.service_messages import AnswerFigures, Began, GenerationEnded, PromptProgress
 

@@ -21,7 +21,7 @@ from coordinator.api.service import Service
 from coordinator.api.settings import HttpSettings
 from coordinator.api.shapes import Chat, Completion, Shape
 from coordinator.api.token_routes import detokenize, token_ids, tokenize
-from coordinator.text_stream import TextStream
+from coordinator.text.stream import TextStream
 
 PAGE = Path(__file__).parent.parent / "page"
 PAGE_FILES = {"/": "index.html", "/page.css": "page.css", "/page.js": "page.js"}
@@ -213,7 +213,7 @@ def _model(service: Service) -> dict[str, Any]:
 
 
 async def status(service: Service, _: Request) -> Response:
-    """GET /status.json (its shape: `coordinator.status`)."""
+    """GET /status.json (its shape: `coordinator.serving.status`)."""
     text = await service.backend.status()
     return Response(text, media_type="application/json", headers={"Cache-Control": "no-store"})
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from coordinator.api.errors import ApiError, bad
 from coordinator.api.render import LENGTH, framed
-from coordinator.tokenizer import Tokenizer
+from coordinator.text.tokenizer import Tokenizer
 
 RENDER_SECONDS = 5.0
 MAX_MESSAGES = 1024

@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from coordinator.http_totals import TOKEN_BOUNDS_SECONDS
-from coordinator.totals import Histogram
+from coordinator.metrics.http_totals import TOKEN_BOUNDS_SECONDS
+from coordinator.processes.totals import Histogram
 from shm.service_messages import HistogramGrowth, HttpGrowth, RouteCount
 
 

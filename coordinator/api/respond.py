@@ -17,7 +17,7 @@ from coordinator.api.answer import Finish, Piece, Waiting, follow
 from coordinator.api.backend import Generation
 from coordinator.api.errors import ApiError, dumped, error_response, json_response
 from coordinator.api.shapes import Shape, timings, usage
-from coordinator.text_stream import TextStream
+from coordinator.text.stream import TextStream
 from shm.messages import Sampled
 
 COMMENT_SECONDS = 1.0  # at most one in this time

@@ -9,7 +9,7 @@ from coordinator.api.backend import Backend
 from coordinator.api.chat import ChatTemplate
 from coordinator.api.errors import ApiError
 from coordinator.api.settings import HttpSettings
-from coordinator.tokenizer import Tokenizer, TokenizerError
+from coordinator.text.tokenizer import Tokenizer, TokenizerError
 
 
 @dataclass(frozen=True, slots=True)

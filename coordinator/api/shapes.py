@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coordinator.api.answer import Finish
-from coordinator.tokenizer import Tokenizer
+from coordinator.text.tokenizer import Tokenizer
 from shm.messages import Sampled
 from shm.service_messages import AnswerFigures
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from coordinator.api.errors import ApiError, bad, json_response
 from coordinator.api.json_body import max_body_bytes, read_json
 from coordinator.api.service import Service
-from coordinator.tokenizer import Tokenizer
+from coordinator.text.tokenizer import Tokenizer
 
 
 async def tokenize(service: Service, request: Request) -> Response:

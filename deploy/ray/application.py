@@ -19,8 +19,8 @@ from ray.serve import Application
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from coordinator.service_process import service_process
-from coordinator.sizes import parse_size
+from coordinator.command.sizes import parse_size
+from coordinator.serving.service_process import service_process
 
 DRAIN_SECONDS = 30
 # of one connection or for one message, so not to be handed on

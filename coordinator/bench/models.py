@@ -1,0 +1,134 @@
+"""The files that a comparison measures: named, written on the disk under test, or copied.
+
+Pages of a file are shared by all who read it. Where another process holds them, they can be
+neither dropped nor charged to the block that is measured, so the file is measured as a copy, which
+costs no bytes where the file system can clone.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from compute_worker.arch import ModelSpec, resolve
+from coordinator.bench.cache import cached_bytes, drop_files
+from coordinator.bench.records import FOREIGN_BYTES, make_folder
+from coordinator.command.bench_commands import BenchCommand
+from coordinator.command.commands import SynthCommand
+from coordinator.command.flag_values import ConfigError
+from coordinator.command.sizes import format_size
+from coordinator.models.synth import run_synth
+from coordinator.processes.limits import ResourceError
+from io_worker.model_file import open_model
+
+FICLONE = 0x40049409  # ioctl of Linux: both files share their blocks until one is written
+COPY_BYTES = 64 << 20  # at once
+SPARE_BYTES = 256 << 20  # left free on the disk
+SYNTH_MIXES = ("q4_k_m", "q2_k")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A model under test. `paths` are all its files."""
+
+    path: Path
+    paths: tuple[Path, ...]
+    fingerprint: str
+    name: str
+    spec: ModelSpec
+    expert_bytes: int
+
+
+def models_of(bench: BenchCommand) -> tuple[Path, ...]:
+    """The files that were named, or synthetic ones that are written now (and kept).
+
+    Raises `ConfigError`, `ResourceError`.
+    """
+    if bench.files and bench.synth:
+        raise ConfigError("--synth: expected no MODEL with it, found one; drop one of the two")
+    if bench.files:
+        wanted = 2 if bench.question == "quant" else 1
+        if len(bench.files) != wanted:
+            raise ConfigError(
+                f"MODEL: expected {wanted} file{'s' if wanted > 1 else ''}, found "
+                f"{len(bench.files)}; two are for --question quant"
+            )
+        return bench.files
+    if not bench.synth:
+        raise ConfigError(
+            "MODEL: expected a GGUF file, found none; name one that lies on the disk to be "
+            "measured, or give --synth --out DIR to have one of OLMoE's shapes written there"
+        )
+    if bench.out is None:
+        raise ConfigError("--synth: expected --out DIR with it, found none; the file goes there")
+    mixes = SYNTH_MIXES if bench.question == "quant" else SYNTH_MIXES[:1]
+    return tuple(_synthetic(bench.out, mix, bench.layers) for mix in mixes)
+
+
+def measured_model(path: Path) -> Measured:
+    """What a comparison wants to know of a file. Raises `ModelFormatError`, `ModelFileError`."""
+    model = open_model(path)
+    spec = resolve(model)
+    name = str(model.metadata.get("general.name", path.name))
+    paths = tuple(map(Path, model.paths))
+    return Measured(path, paths, model.fingerprint, name, spec, spec.slabs.total_bytes)
+
+
+@contextlib.contextmanager
+def own_files(
+    models: Sequence[Measured], folder: Path | None, mode: str
+) -> Iterator[dict[Path, Path]]:
+    """Copies to measure in the place of models, by the path of each; removed at the end.
+
+    With `auto` only where pages stay in the cache after they were dropped. `folder` None: beside
+    the file. Raises `ResourceError` without room for a copy.
+    """
+    with contextlib.ExitStack() as stack:
+        copies: dict[Path, Path] = {}
+        for model in models:
+            if mode == "always" or (mode == "auto" and any(map(_is_held, model.paths))):
+                place = tempfile.TemporaryDirectory(
+                    prefix=".bench-copy-", dir=folder or model.path.parent
+                )
+                target = Path(stack.enter_context(place))
+                for path in model.paths:
+                    _copy(path, target / path.name)
+                copies[model.path] = target / model.path.name
+        yield copies
+
+
+def _is_held(path: Path) -> bool:
+    """Whether somebody keeps pages of it that we cannot drop."""
+    drop_files([path])
+    return cached_bytes([path]) > FOREIGN_BYTES
+
+
+def _copy(source: Path, target: Path) -> None:
+    with source.open("rb") as reading, target.open("xb") as writing:
+        try:
+            fcntl.ioctl(writing.fileno(), FICLONE, reading.fileno())
+            return
+        except OSError:  # no such feature here, or another file system: copy the bytes
+            n_bytes = os.fstat(reading.fileno()).st_size
+        free = shutil.disk_usage(target.parent).free
+        if free < n_bytes + SPARE_BYTES:
+            raise ResourceError(
+                f"--copy: expected {format_size(n_bytes + SPARE_BYTES)} free for a copy of "
+                f"{source}, which another process holds in memory, found {format_size(free)}; "
+                "end that process, make room, or give --copy never"
+            )
+        while os.sendfile(writing.fileno(), reading.fileno(), None, COPY_BYTES):
+            pass
+        os.fsync(writing.fileno())
+
+
+def _synthetic(folder: Path, mix: str, n_layers: int) -> Path:
+    path = folder / f"synthetic-olmoe-{mix}-{n_layers}-layers.gguf"
+    if not path.exists():
+        make_folder(folder)
+        run_synth(SynthCommand("olmoe", mix, path, n_layers))
+    return path

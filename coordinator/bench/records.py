@@ -1,0 +1,142 @@
+"""Lines of blocks.jsonl, one per block: written as blocks end, read back to go on or to answer.
+
+Rule to keep: a line is whole or it is not there. A run that is killed while it writes leaves a
+part of a line; the next one cuts it off.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from coordinator.command.flag_values import ConfigError
+
+Record = dict[str, Any]
+BLOCKS = "blocks.jsonl"
+REQUIRED = ("round", "arm", "room", "comparison", "memory", "bytes", "settings", "machine")
+MAX_BYTES = 1 << 30
+FOREIGN_BYTES = 16 * 1024 * 1024  # less than this is not worth a word
+
+
+class BlocksFile:
+    """Appends records to a file, each at once; `done` are those that were there."""
+
+    def __init__(self, file: TextIO, done: Sequence[Record]) -> None:
+        self.done = tuple(done)
+        self._file = file
+
+    def add(self, record: Record) -> None:
+        """Write one more."""
+        self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def open_blocks(folder: Path, comparison: str) -> BlocksFile:
+    """The file in a folder, which is made; what it holds of `comparison` is `done`.
+
+    Raises `ConfigError` for a path that cannot be used, and for lines of another comparison.
+    """
+    make_folder(folder)
+    path = folder / BLOCKS
+    try:
+        done = read_blocks(path, cut=True) if path.exists() else []
+        stranger = next((each for each in done if each["comparison"] != comparison), None)
+        if stranger is not None:
+            raise ConfigError(
+                f"--out: expected a new folder, or one of the same comparison ({comparison}), "
+                f"found blocks of {stranger['comparison']!a:.40} in {str(path)!a:.200}; give "
+                "another folder"
+            )
+        return BlocksFile(path.open("a", encoding="utf-8"), done)
+    except OSError as error:
+        raise ConfigError(
+            f"--out: expected a folder that can be written, found {str(folder)!a:.200}: "
+            f"{error.strerror}; give another path"
+        ) from error
+
+
+def make_folder(folder: Path) -> None:
+    """The folder of `--out`. Raises `ConfigError`."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--out: expected a folder that can be made, found {str(folder)!a:.200}: "
+            f"{error.strerror}; give another path"
+        ) from error
+
+
+def read_blocks(path: Path, *, cut: bool = False) -> list[Record]:
+    """All whole lines; with `cut` a part of one at the end is removed from the file.
+
+    Raises `ConfigError` for a file that does not hold blocks, `OSError` for one that is not there.
+    """
+    if path.stat().st_size > MAX_BYTES:
+        raise _refusal(path, f"more than {MAX_BYTES} bytes")
+    data = path.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if cut and len(whole) < len(data):
+        with path.open("r+b") as file:
+            file.truncate(len(whole))
+    records = []
+    for number, line in enumerate(whole.splitlines(), start=1):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            raise _refusal(path, f"something else in line {number}") from None
+        if not isinstance(record, dict) or not set(REQUIRED) <= record.keys():
+            raise _refusal(path, f"something else in line {number}")
+        records.append(record)
+    return records
+
+
+def value_of(record: Record, path: Sequence[str]) -> Any:
+    """A value deep inside; None where it is not there."""
+    found: Any = record
+    for key in path:
+        if not isinstance(found, dict) or key not in found:
+            return None
+        found = found[key]
+    return found
+
+
+def in_room(records: Iterable[Record], room: str) -> list[Record]:
+    """The blocks of one room."""
+    return [record for record in records if record["room"] == room]
+
+
+def by_round(records: Iterable[Record], arm: str, path: Sequence[str]) -> list[float | None]:
+    """A value of each round, None where the block failed, is not there, or had help."""
+    records = list(records)
+    n_rounds = 1 + max((record["round"] for record in records), default=-1)
+    values: list[float | None] = [None] * n_rounds
+    for record in records:
+        if record["arm"] == arm and "error" not in record and not is_foreign(record):
+            values[record["round"]] = value_of(record, path)
+    return values
+
+
+def is_foreign(record: Record) -> bool:
+    """Whether pages of the model lay in the cache that the block was not charged for.
+
+    Who reads past the page cache has nothing of them. Its dense weights are read before the tokens
+    that count.
+    """
+    own = value_of(record, ("memory", "file_cache_bytes"))
+    settings = value_of(record, ("report", "settings")) or {}
+    is_past_cache = settings.get("reader") == "direct" and settings.get("dense") != "mapped"
+    if own is None or is_past_cache or record.get("cache") == "kept":
+        return False
+    not_own = max(record["cached_before"], record["cached_after"] - own)
+    return bool(not_own > FOREIGN_BYTES)
+
+
+def _refusal(path: Path, found: str) -> ConfigError:
+    return ConfigError(
+        f"--merge: expected a {BLOCKS} that `bench --out` wrote, found {found} in "
+        f"{str(path)!a:.200}; give another file"
+    )

@@ -1,0 +1,138 @@
+"""Draws the report of a folder: ``python -P -m coordinator.bench.report FOLDER``.
+
+A process of its own, the only one that loads the chart library: Vega-Lite, because one plain
+dictionary per chart gives the page (offline, at any width, light and dark) and the PNG (without a
+browser). Reads what `bench --out` or `ceiling --out` left in the folder and writes report.html and
+the PNGs beside it. Nothing may import it.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from coordinator.bench.ceiling import CEILING, lines
+from coordinator.bench.records import BLOCKS, in_room, read_blocks
+from coordinator.bench.report.ceiling import ceiling_page
+from coordinator.bench.report.charts import charts_of
+from coordinator.bench.report.page import Page, Table, config, page_html
+from coordinator.bench.report.ratios import pair_label, ratio_text, ratios_chart
+from coordinator.bench.report.routing import routing_charts
+from coordinator.bench.report.specs import Chart
+from coordinator.bench.results import ANSWERS
+from coordinator.bench.table import HEAD, table_rows
+
+try:
+    import vl_convert
+
+    HAS_LIBRARY = True
+except ImportError:
+    HAS_LIBRARY = False
+
+BUNDLE = "window.draw = vegaEmbed;"
+PNG_PIXELS, PNG_SCALE = 720, 2
+EXIT_CONFIGURATION = 2
+
+
+def main() -> int:
+    """Exit code: 0, or 2 where the chart library or what is to be drawn is missing."""
+    folder = Path(sys.argv[1])
+    if not HAS_LIBRARY:
+        print(
+            "report: expected the library of the charts, found none; the answers are complete "
+            "without it: pip install 'moe-coord[report]' draws them at the next call",
+            file=sys.stderr,
+        )
+        return EXIT_CONFIGURATION
+    page = page_of(folder)
+    script = vl_convert.javascript_bundle(BUNDLE)
+    (folder / "report.html").write_text(page_html(page, script), encoding="utf-8")
+    for chart in page.charts:
+        (folder / f"{chart.name}.png").write_bytes(png_of(chart))
+    return 0
+
+
+def png_of(chart: Chart) -> bytes:
+    """A chart on white, for a README."""
+    spec = {**chart.spec, "width": PNG_PIXELS}
+    spec = {**spec, "autosize": {"type": "fit-x", "contains": "padding"}}
+    look = {**config(dark=False), "background": "white"}
+    data: bytes = vl_convert.vegalite_to_png(spec, config=look, scale=PNG_SCALE)
+    return data
+
+
+def page_of(folder: Path) -> Page:
+    """What stands in the folder: a ceiling, a comparison, or those of several machines."""
+    if not (folder / ANSWERS).exists():
+        record = json.loads((folder / CEILING).read_text(encoding="utf-8"))
+        return ceiling_page(record, lines(record))
+    answers: dict[str, Any] = json.loads((folder / ANSWERS).read_text(encoding="utf-8"))
+    if "kinds" in answers:
+        return merged_page(answers)
+    records = read_blocks(folder / BLOCKS)
+    charts = [*charts_of(answers, records), *routing_charts(folder)]
+    tables = [
+        Table(
+            f"{room}: medians, each ÷ {answers['reference']}",
+            HEAD,
+            table_rows(in_room(records, room), answers["arms"], answers["reference"]),
+        )
+        for room in answers["rooms"]
+    ]
+    others = [claim["sentence"] for claim in answers["claims"]]
+    sentences = [] if answers["too_small"] else [s for s in others if s != answers["headline"]]
+    return Page(
+        f"moe-coord bench: {answers['question']}",
+        answers["headline"],
+        sentences,
+        answers["warnings"],
+        tables,
+        charts,
+        facts_of(answers),
+    )
+
+
+def merged_page(answers: dict[str, Any]) -> Page:
+    """One row per kind of hardware."""
+    short, kinds = answers["short_rooms"], answers["kinds"]
+    findings = [
+        {**found, "hardware": kind["hardware"]}
+        for kind in kinds
+        for claim in kind["claims"]
+        for found in claim["findings"]
+        if found["what"] == "speed" and found.get("median") is not None
+    ]
+    columns = list(dict.fromkeys(pair_label(found, short) for found in findings))
+    cells = {(f["hardware"], pair_label(f, short)): ratio_text(f) for f in findings}
+    rows = [
+        (kind["hardware"], *[cells.get((kind["hardware"], name), "–") for name in columns])
+        for kind in kinds
+    ]
+    return Page(
+        f"moe-coord bench: {answers['question']}, {len(kinds)} kinds of hardware",
+        "; ".join(f"{kind['hardware']}: {kind['headline']}" for kind in kinds),
+        [],
+        [f"{kind['hardware']}: {line}" for kind in kinds for line in kind["warnings"]],
+        [Table("Paired ratios by kind of hardware", ("hardware", *columns), rows)],
+        [chart for chart in (ratios_chart(findings, short),) if chart is not None],
+        [(kind["hardware"], f"{kind['machines']} machine(s)") for kind in kinds],
+    )
+
+
+def facts_of(answers: dict[str, Any]) -> list[tuple[str, str]]:
+    """Machine, disk, versions and settings as rows."""
+    rows = []
+    for group in ("machine", "disk", "file_system", "settings", "versions"):
+        for name, value in (answers.get(group) or {}).items():
+            rows.append((f"{group}: {name.replace('_', ' ')}", _plain(value)))
+    return rows
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return "–" if value is None else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
