@@ -14,6 +14,7 @@ from coordinator.core.prefetch import Prefetch
 from coordinator.core.state import FromCompute, FromReader, PoolTarget
 from coordinator.routing.replay import replay
 from shm.messages import (
+    Abort,
     Evicted,
     Grant,
     KnownLayer,
@@ -222,6 +223,27 @@ def test_what_cannot_be_read_again_does_not_last(residents: Engine) -> None:
     lease = residents.under_way[name].pop().lease
     actions = residents.handle(FromReader(name, ReadFailed(lease, 5, "EIO", False)))
     assert Evicted(((1, 2),)) in told_of(actions)
+
+
+def test_what_is_used_and_gone_ends_its_step(residents: Engine) -> None:
+    """Compute had an expert of a reader that died since, and asked before it heard that nobody can
+    read it again: nothing comes into its slot while compute may be looking at it."""
+    slot = residents.core.residency.slots.find((0, 2))
+    assert slot is not None
+    residents.handle(FromCompute(SlotsLost(1, (slot.lease,))))
+    (name,) = [name for name, reads in residents.under_way.items() if reads]
+    lease = residents.under_way[name].pop().lease
+    residents.handle(FromReader(name, ReadFailed(lease, 5, "EIO", False)))
+    crossing = dataclasses.replace(need(0, [2, 6]), known=(2,))
+    failures: list[str] = []
+    residents.core.requests.fail_step = failures.append  # type: ignore[method-assign]
+    actions = residents.handle(FromCompute(crossing))
+    assert actions == [ToCompute(Abort(crossing.step))]
+    assert "could not be read again" in failures[0]
+    assert not any(residents.under_way.values())
+    residents.core.residency.abort_layer()
+    residents.inbox.clear()
+    residents.run_layer(need(0, [2, 6]))
 
 
 @pytest.mark.parametrize("settings", [{"prefetch": Prefetch("router")}, {"whole_layers": True}, {}])

@@ -1,8 +1,9 @@
-"""Slots that something wrote over: which are filled again, and when that is given up.
+"""Slots whose content is lost: which are filled again, and when a step is given up.
 
-Part of the decision core. Found by compute, by the slot's header, before it computes with the slot:
-a stray write of any process can do it, and what it hit beside the header nobody knows. So the slot
-counts as empty, keeps its key and its pins, and is read anew; the layer that wants it waits.
+Part of the decision core. Compute finds by a slot's header that something wrote over it, before it
+computes with the slot: a stray write of any process can do it, and what it hit beside the header
+nobody knows. So the slot counts as empty, keeps its key and its pins, and is read anew; the layer
+that wants it waits.
 """
 
 from coordinator.core.actions import Action, RequestsFailed, ToCompute
@@ -38,4 +39,16 @@ def given_up(layer: ServedLayer | None) -> list[Action]:
         return []
     number, step = layer.need.layer, layer.need.step
     text = f"layer {number}: something writes over slots of the pool all the time; start again"
+    return [RequestsFailed(text), ToCompute(Abort(step))]
+
+
+def gone_in_use(slots: SlotTable, layer: ServedLayer) -> list[Action]:
+    """End the step of a layer that is computed with experts whose slots are free: their reader died
+    after it had told compute, nobody could read them again, and the layer's `Need` was under way
+    when compute was told. Nothing may be read into these slots before compute has stopped."""
+    number, step = layer.need.layer, layer.need.step
+    gone = [expert for expert in layer.need.known if slots.find((number, expert)) is None]
+    if not gone:
+        return []
+    text = f"layer {number}, expert {gone[0]}: its reader died, and it could not be read again"
     return [RequestsFailed(text), ToCompute(Abort(step))]

@@ -26,7 +26,7 @@ from coordinator.core.placement import Placement
 from coordinator.core.policies import Key, Policy
 from coordinator.core.prefetch import Prefetch
 from coordinator.core.reads import ReadDispatch
-from coordinator.core.repair import given_up, read_again
+from coordinator.core.repair import given_up, gone_in_use, read_again
 from coordinator.core.resizing import Resizing
 from coordinator.core.returned import Returns
 from coordinator.core.seating import UNDER_WAY, find_seated, seat_guesses, seat_layer
@@ -121,10 +121,10 @@ class Residency:
         self._layer = layer = ServedLayer(need)
         hits, misses = find_seated(self.slots, layer, layer.uses_in_order())
         self._noted.add(layer, len(hits))
-        now, whole = self._noted.n_needs, self._whole_layers
-        loading = seat_layer(
-            self._placement, self.geometry, layer, hits, misses, now, whole_layers=whole
-        )
+        if failed := gone_in_use(self.slots, layer):
+            return failed
+        seats = (self._placement, self.geometry, layer, hits, misses, self._noted.n_needs)
+        loading = seat_layer(*seats, whole_layers=self._whole_layers)
         retiring = self._resizing.may_evict()
         told = self._tell_evictions(layer)
         grant = self._grants.first(layer, hits, coming(self.slots, self._reads, layer))

@@ -50,9 +50,7 @@ def seat_layer(
     """Lease slots for all that has to be read; returns those to be filled now, pinned. With
     `whole_layers` a miss brings all experts of its layer."""
     slot_class = geometry.class_of_layer[layer.need.layer]
-    # known, and yet not there: compute has it, and is being told that it went
-    wanted = [use for use in misses if use.expert not in layer.need.known]
-    loading = _seat(placement, layer, slot_class, hits, wanted, now)
+    loading = _seat(placement, layer, slot_class, hits, misses, now)
     if whole_layers and loading and not layer.n_waiting:
         loading += _seat_rest(placement, layer, geometry.n_experts, now)
     return loading

@@ -175,7 +175,7 @@ class Core:
                 self._tell_of(message.step, message.earlier)
                 if self._on_need is not None:
                     self._on_need(message)
-                return self.residency.handle_need(message)
+                return self._after_failures(self.residency.handle_need(message))
             case SlotsLost():
                 return self._after_failures(self.residency.handle_lost(message))
             case Release(released):
