@@ -8,6 +8,7 @@ from pathlib import Path
 from compute_worker.settings import ComputeSettings, LocalReads
 from compute_worker.settings import encode_settings as encode_compute
 from coordinator.plan.setup import Setup, build_core
+from coordinator.processes.compute_messages import decoder_for_model
 from coordinator.processes.engine import COMPUTE, Engine
 from coordinator.processes.launch import ChildSpec
 from coordinator.processes.listener import Front, Listener
@@ -60,6 +61,7 @@ def started(
             other_fds=(*compute_fds, *((keep_fd,) if keep_fd is not None else ())),
             settings=encode_compute(compute_settings(setup, keep_fd)),
             notice_fd=notice_fd,
+            decode=decoder_for_model(setup.spec.slabs),
         )
         memory = MemoryWatch(pool_fd, setup.plan.layout, setup.plan.budget_bytes, root)
         engine = Engine(

@@ -1,0 +1,53 @@
+"""What the compute worker says, held against the model: layers and experts that there are.
+
+A worker that goes wrong may name others. The decision core counts, evicts and reads by these
+numbers and asks no more, so such a message is worth no more than one that cannot be read: its
+sender is killed and started again. This module does not know what the messages are for.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+from io_worker.slabs import SlabTable
+from shm.codec import MessageError
+from shm.messages import Adopted, Dropped, ExpertUse, Need, StepDone, decode
+
+
+def decoder_for_model(slabs: SlabTable) -> Callable[[bytes], Any]:
+    """`shm.messages.decode`, which then also raises `MessageError` for what the model has not."""
+    layers = frozenset(layer.layer for layer in slabs.layers)
+
+    def decode_checked(data: bytes) -> Any:
+        message = decode(data)
+        match message:
+            case Need():
+                used = _check_uses(message.experts, slabs.n_experts)
+                _check(message.known, used, "known experts among the layer's")
+                _check(message.predicted, range(slabs.n_experts), "experts of the model")
+            case Dropped():
+                _check(message.layers, layers, "layers of the model")
+        if isinstance(message, Need | Adopted):
+            _check((message.layer,), layers, "a layer of the model")
+        if isinstance(message, Need | StepDone):
+            for known in message.earlier:
+                _check((known.layer,), layers, "a layer of the model")
+                _check_uses(known.experts, slabs.n_experts)
+        return message
+
+    return decode_checked
+
+
+def _check_uses(uses: Sequence[ExpertUse], n_experts: int) -> set[int]:
+    """The experts, each of the model, named once, and used."""
+    used = {use.expert for use in uses}
+    if not used or max(used) >= n_experts or len(used) < len(uses):
+        raise MessageError(f"message: expected experts 0 to {n_experts - 1}, each once")
+    if not all(use.n_tokens for use in uses):
+        raise MessageError("message: expected experts that a token uses, found 0 tokens")
+    return used
+
+
+def _check(found: Iterable[int], allowed: Collection[int], expected: str) -> None:
+    for number in found:
+        if number not in allowed:
+            raise MessageError(f"message: expected {expected}, found {number}")
