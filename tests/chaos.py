@@ -98,6 +98,7 @@ class Compute:
     keeps: bool = False  # what is granted of this layer lasts
     computing: dict[Key, SlotLease] = field(default_factory=dict)  # a layer that is known
     earlier: list[KnownLayer] = field(default_factory=list)
+    outbox: deque[Any] = field(default_factory=deque)  # said, not heard yet
 
     def in_use(self) -> list[SlotLease]:
         """What it may look at without another message. While it waits, for a step or for experts,
@@ -197,27 +198,35 @@ class World:
         slots = self.core.residency.slots
         for lease in self._counting(self.compute):
             if lease in self.compute.early:  # in any state, but nothing else is read into it
-                assert slots.slots[lease.slot].key == self.compute.early[lease]
+                key, found = self.compute.early[lease], slots.slots[lease.slot].key
+                assert found == key, (key, found)
                 continue
             slot = slots.current(lease)
             assert slot is not None, f"{lease} was evicted in use"
             assert slot.state in (SlotState.READY, SlotState.ADOPTED)
         for key, lease in self.compute.lasts().items():
             found = slots.slots[lease.slot].key  # None: it could not be read again, and lies there
-            assert found == key or (found is None and key in self.compute.computing), key
+            assert found == key or (self._is_aborted and key in self.compute.computing), key
 
     def _counting(self, compute: Compute) -> list[SlotLease]:
         """What compute uses, but for what a reader told it of that then could not be read again:
         its step is being aborted, and what it computes counts nothing."""
-        is_aborted = any(isinstance(message, Abort) for message in compute.inbox)
-        return [each for each in compute.in_use() if not (is_aborted and each in compute.early)]
+        return [
+            each for each in compute.in_use() if not (self._is_aborted and each in compute.early)
+        ]
+
+    @property
+    def _is_aborted(self) -> bool:
+        """Whether compute is about to hear that its step ends."""
+        inbox = self.compute.inbox if self.compute is not None else ()
+        return any(isinstance(message, Abort) for message in inbox)
 
     def check_punched(self, slots: tuple[int, ...]) -> None:
         """Nobody uses what is in them."""
         if self.compute is not None:
             assert not {lease.slot for lease in self._counting(self.compute)}.intersection(slots)
             lasting = {lease.slot for lease in self.compute.lasts().values()}
-            assert not lasting.intersection(slots)
+            assert self._is_aborted or not lasting.intersection(slots)
         for reader in filter(None, self.readers.values()):
             assert not {read.lease.slot for read in reader.reads}.intersection(slots)
 
@@ -228,6 +237,7 @@ class World:
         things = [
             (self.compute_reads_a_message, 12),
             (self.compute_goes_on, 8),
+            (self.compute_is_heard, 20),
             (self.a_reader_answers, 8),
             (self.a_reader_tells_compute, 6),
             (self.the_loop_goes_on, 6),
@@ -357,6 +367,8 @@ class World:
     def compute_dies(self) -> bool:
         if self.compute is None:
             return False
+        while self.compute.outbox and self.rng.random() < 0.9:
+            self.compute_is_heard()
         self.compute = None
         self.handle(ComputeDied("killed"))
         return True
@@ -398,7 +410,7 @@ class World:
                 for layer in layers:
                     compute.standing.pop(layer, None)
                 self.happened["revoked"] += 1
-                self.handle(FromCompute(Dropped(layers)))
+                self._say(Dropped(layers))
             case Adopt(layer, locations):
                 assert compute.step is None, "an expert moves while a step may use it"
                 for location in locations:
@@ -409,7 +421,7 @@ class World:
                     for location in locations:
                         del compute.standing[layer][location.expert]
                 self.happened["adopted"] += 1
-                self.handle(FromCompute(Adopted(layer, has_copies)))
+                self._say(Adopted(layer, has_copies))
             case other:
                 raise AssertionError(f"compute got {other}")
         return True
@@ -423,6 +435,20 @@ class World:
         compute.layer += 1
         self._enter_layer(compute)
         return True
+
+    def compute_is_heard(self) -> bool:
+        """What it said arrives, in order."""
+        if self.compute is None or not self.compute.outbox:
+            return False
+        self.handle(FromCompute(self.compute.outbox.popleft()))
+        return True
+
+    def _say(self, message: Any) -> None:
+        """Some of what it says is on its way for a while, and other things happen meanwhile."""
+        assert self.compute is not None
+        self.compute.outbox.append(message)
+        while self.compute is not None and self.compute.outbox and self.rng.random() < 0.8:
+            self.compute_is_heard()
 
     def _enter_layer(self, compute: Compute) -> None:
         """The next layer that needs a message, or the end of the step."""
@@ -456,7 +482,7 @@ class World:
         earlier, compute.earlier = tuple(compute.earlier), []
         ids = tuple(expert for _, expert in known)
         need = Need(step.step, compute.layer, uses, guess, released, ids, earlier)
-        self.handle(FromCompute(need))
+        self._say(need)
 
     def _known(self, compute: Compute, experts: list[int]) -> dict[Key, SlotLease]:
         """What needs no grant; now and then something wrote over it."""
@@ -477,7 +503,7 @@ class World:
         if lost:
             self.happened["lost"] += len(lost)
             leases_lost = tuple(each.lease for each in lost)
-            self.handle(FromCompute(SlotsLost(grant.layer, leases_lost)))
+            self._say(SlotsLost(grant.layer, leases_lost))
         leases = {each.expert: each.lease for each in grant.locations if each not in lost}
         if grant.standing:
             compute.lasting = {k: v for k, v in compute.lasting.items() if k[0] != grant.layer}
@@ -514,7 +540,7 @@ class World:
                 self._keep(compute, {expert: lease})
                 self.happened["used early"] += 1
         if compute.n_waiting and compute.held:
-            self.handle(FromCompute(Release(self._take_held(compute))))
+            self._say(Release(self._take_held(compute)))
         if not compute.wanted:
             compute.layer += 1
             self._enter_layer(compute)
@@ -536,7 +562,7 @@ class World:
             if part.sample and not cancelled
         )
         done = StepDone(step.step, sampled, NO_TIMES, 0, released, cancelled, earlier)
-        self.handle(FromCompute(done))
+        self._say(done)
 
     def settle(self) -> None:
         """No more faults: everything comes to its end."""

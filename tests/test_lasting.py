@@ -22,6 +22,7 @@ from shm.messages import (
     ReadFailed,
     Release,
     SlotsLost,
+    Step,
 )
 
 __all__ = ["pool_stage"]  # a fixture
@@ -244,6 +245,21 @@ def test_what_is_used_and_gone_ends_its_step(residents: Engine) -> None:
     residents.core.residency.abort_layer()
     residents.inbox.clear()
     residents.run_layer(need(0, [2, 6]))
+
+
+def test_what_cannot_be_read_again_ends_the_step_that_may_use_it(residents: Engine) -> None:
+    """A pool that grows may have another expert in its slot before compute hears of that."""
+    slot = residents.core.residency.slots.find((1, 2))
+    assert slot is not None
+    residents.handle(FromCompute(SlotsLost(1, (slot.lease,))))
+    (name,) = [name for name, reads in residents.under_way.items() if reads]
+    lease = residents.under_way[name].pop().lease
+    residents.core.requests._step = Step(7, (), 0, 2)
+    failed = FromReader(name, ReadFailed(lease, 5, "EIO", False))
+    told = told_of(residents.handle(failed))
+    assert told == [Evicted(((1, 2),)), Abort(7)]
+    assert residents.core.requests._failure is not None
+    assert told_of(residents.handle(failed)) == []  # twice
 
 
 @pytest.mark.parametrize("settings", [{"prefetch": Prefetch("router")}, {"whole_layers": True}, {}])

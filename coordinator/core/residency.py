@@ -206,11 +206,11 @@ class Residency:
         if slot is None:
             return []
         assert slot.key is not None
-        number, expert = slot_key = slot.key
+        number, expert = slot.key
         self.counters.reads_failed += 1
         self._placement.fail(slot)
-        # compute may have had it from a reader that died since
-        gone: list[Action] = [ToCompute(Evicted((slot_key,)))] if self._lasting else []
+        was_told = self._lasting and slot.since < slot.generation  # by a reader that died since
+        gone: list[Action] = [ToCompute(Evicted(((number, expert),)))] if was_told else []
         if failed.model_changed:
             return [StopWith(3, f"model changed on disk: {failed.text}; restart with the new file")]
         layer = self._layer

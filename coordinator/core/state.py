@@ -11,14 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.core.actions import Action, RequestsFailed
+from coordinator.core.actions import Action, RequestsFailed, ToCompute
 from coordinator.core.page_cache_residency import PageCacheResidency
 from coordinator.core.request import Restore
 from coordinator.core.requests import Requests
 from coordinator.core.residency import Residency
 from shm.messages import (
+    Abort,
     Adopted,
     Dropped,
+    Evicted,
     KnownLayer,
     Need,
     ReadFailed,
@@ -138,7 +140,7 @@ class Core:
             case FromReader(name, SlabsReady() as ready):
                 return self.residency.handle_ready(name, ready)
             case FromReader(name, ReadFailed() as failed):
-                return self._after_failures(self.residency.handle_failed(name, failed))
+                return self._after_read_failed(self.residency.handle_failed(name, failed))
             case Continue():
                 is_stepping = self.requests.running_step is not None
                 return ([] if is_stepping else self.residency.settle()) + self.requests.compose()
@@ -206,6 +208,17 @@ class Core:
         step = self.requests.running_step
         if step and not done.cancelled and all(part.n_tokens == 1 for part in step.slices):
             self.residency.prefetch.handle_step(done.times.wall_ns)
+
+    def _after_read_failed(self, actions: list[Action]) -> list[Action]:
+        """Where compute may be using what nobody could read again, its step ends: another expert
+        may come into the slot before it hears of that."""
+        step = self.requests.running_step
+        told = [action.message for action in actions if isinstance(action, ToCompute)]
+        is_used = step is not None and any(isinstance(message, Evicted) for message in told)
+        if step is not None and is_used and not any(isinstance(m, Abort) for m in told):
+            why = "an expert whose reader died could not be read again"
+            actions = [*actions, RequestsFailed(why), ToCompute(Abort(step.step))]
+        return self._after_failures(actions)
 
     def _after_failures(self, actions: list[Action]) -> list[Action]:
         """A failed read ends the requests of the step: remember why until compute has stopped."""
