@@ -77,9 +77,10 @@ class Resizing:
             # while adopted slots are still to come free, a step must find some of the others
             n_spare = n_usable - self._slots.n_adopted(slot_class) - LEAST_SLOTS
             for _ in range(min(n_usable - self._wanted[slot_class], n_spare)):
-                in_use = self._in_use | self._adoption.moving
-                slot = self._placement.slots.take_free(slot_class)
-                if slot is None and not only_free:
+                if only_free:
+                    slot = self._slots.take_free(slot_class)
+                else:
+                    in_use = self._in_use | self._adoption.moving
                     slot = self._placement.give_up(slot_class, in_use)
                 if slot is None:
                     break
