@@ -60,9 +60,7 @@ class NativeLayers:
             dense_layer.attend(kernels, weights, index, hidden, places, kv)
             return
         assert hidden.dtype == np.float32
-        n_floats = self._lib.moe_attend_floats(layer, len(hidden))
-        if n_floats > self._scratch.size:
-            self._scratch = aligned_floats(1, n_floats)
+        scratch = self._scratch_of(self._lib.moe_attend_floats(layer, len(hidden)))
         failed = self._lib.moe_attend(
             self._handle,
             self._numerics,
@@ -71,7 +69,7 @@ class NativeLayers:
             index,
             self._places(places),
             self._floats(hidden),
-            self._floats(self._scratch),
+            self._floats(scratch),
         )
         if failed:
             raise no_scratch()
@@ -123,7 +121,7 @@ class NativeLayers:
         n_tokens = len(hidden)
         chosen = np.empty((len(layers), n_tokens, weights.spec.n_active), np.int32)
         n_floats = max(self._lib.moe_layers_floats(all_layers[index], n_tokens) for index in layers)
-        scratch = np.empty(n_floats, np.float32)
+        scratch = self._scratch_of(n_floats)
         report = self._ffi.new("moe_layers_report *")
         failed = self._lib.moe_layers(
             self._handle,
@@ -142,6 +140,12 @@ class NativeLayers:
         if failed:
             raise no_scratch()
         return LayerRun(chosen, int(report.n_uses), int(report.experts_nanoseconds))
+
+    def _scratch_of(self, n_floats: int) -> Floats:
+        """So many floats of anything, at least; valid until the next call."""
+        if n_floats > self._scratch.size:
+            self._scratch = aligned_floats(1, n_floats)
+        return self._scratch
 
     def _all(self, weights: Weights) -> Any:
         """All layers of a model as C sees them, or None where one is not for C."""
