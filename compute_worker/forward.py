@@ -85,9 +85,10 @@ def forward(
     """
     spec = weights.spec
     parts = [(rows, places_of(spec, part)) for rows, part in batch.parts(ATTENTION_TOKENS)]
-    is_whole = standing is not None and wanted is None and len(parts) == 1
+    if wanted is not None or len(parts) > 1:
+        standing = None
     for layers in stretches:
-        addresses = standing.addresses(layers) if standing and is_whole else None
+        addresses = standing.addresses(layers) if standing is not None else None
         if standing is not None and addresses is not None:
             _, places = parts[0]
             given = (weights, layers, hidden, places, kv, addresses)
