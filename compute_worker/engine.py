@@ -7,13 +7,13 @@ about slots, and touches no socket (see `link`).
 
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from compute_worker.feed import ExpertFeed, StepCancelled
-from compute_worker.forward import Batch, Experts, Standing, embed, forward, logits
+from compute_worker.forward import Batch, Experts, Known, embed, forward, logits
 from compute_worker.kept import KeptPrompt
 from compute_worker.kernels import Kernels
 from compute_worker.kv import KvCache, n_blocks_needed
@@ -39,9 +39,6 @@ from shm.messages import (
 )
 
 PROGRESS_SECONDS = 0.2
-# A step of so few tokens is over in tens of milliseconds. Between two layers, what Python itself
-# needs has left the caches: a turn there costs 150 us, five times as much as with a small model.
-FEW_TOKENS = 8
 
 
 @dataclass(slots=True)
@@ -67,7 +64,6 @@ class Engine:
         link: Link,
         on_kept: Callable[[KeptPrompt], None] | None = None,
     ) -> None:
-        self.n_layers_done = 0  # for heartbeats
         self._weights = weights
         self._kernels = kernels
         self._kv = kv
@@ -180,8 +176,14 @@ class Engine:
             hidden = embed(self._weights, batch)  # (T, D)
         else:
             hidden = self._partial.pop(_key(step))
-        given = (batch, hidden, self._stretches(step), self._kv)
-        hidden = forward(self._weights, *given, *self._experts(step), self._kernels, wanted)
+
+        def before(layer: int) -> None:
+            self._look_for_cancel(step)
+            self._tell_progress(step, layer)
+
+        given = (batch, hidden, range(step.first_layer, step.stop_layer), self._kv)
+        experts = self._experts(step)
+        hidden = forward(self._weights, *given, *experts, self._kernels, wanted, before)
         if step.stop_layer < self._weights.spec.n_layers:
             self._partial[_key(step)] = hidden
             return ()
@@ -191,21 +193,6 @@ class Engine:
         """Have the embedding rows of what was drawn before the next step asks for them."""
         if self._drawn:
             self._weights.embedding.look_ahead(np.array(self._drawn, np.int32))
-
-    def _stretches(self, step: Step) -> Iterator[range]:
-        """The layers of a step, one by one: before each, `Cancel` may end it. Few tokens go through
-        all layers that are left at once, where all experts stand."""
-        few = sum(part.n_tokens for part in step.slices) <= FEW_TOKENS
-        layer = step.first_layer
-        while layer < step.stop_layer:
-            self._look_for_cancel(step)
-            self._tell_progress(step, layer)
-            left = range(layer, step.stop_layer)
-            if not few or self._feed.addresses(left) is None:
-                left = left[:1]
-            yield left
-            self.n_layers_done += len(left)
-            layer = left.stop
 
     def _tell_progress(self, step: Step, layer: int) -> None:
         """A long prompt: which part of it is done, in tokens times layers, a few times a second."""
@@ -219,8 +206,9 @@ class Engine:
         done = part.start * n_layers + part.n_tokens * layer
         self._link.send(Progress("prompt", done, n_prompt * n_layers))
 
-    def _experts(self, step: Step) -> tuple[Experts, Standing | None]:
-        """Who has the experts of a step, and those that stand. What is to be kept must be seen."""
+    def _experts(self, step: Step) -> tuple[Experts, Known | None]:
+        """Who has the experts of a step, and what is known of them without asking. What is to be
+        kept must be seen."""
         kept = self._sequences[step.slices[0].request].kept
         if kept is None:
             return self._feed, self._feed

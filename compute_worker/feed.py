@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from compute_worker.fed_layer import FedLayer, Waiting
 from compute_worker.kernels import Kernels, LayerRun
+from compute_worker.known_experts import KnownExperts
 from compute_worker.lasting import LastingGrants
 from compute_worker.link import Link
 from compute_worker.matrix import (
@@ -31,6 +32,7 @@ from compute_worker.matrix import (
 from compute_worker.own_memory import OwnMemory
 from compute_worker.regions import Regions
 from compute_worker.standing import StandingLayers
+from compute_worker.told_uses import ToldUses
 from io_worker.slabs import SlabTable
 from shm.messages import (
     Abort,
@@ -84,12 +86,11 @@ class ExpertFeed:
         self._now = now
         self._n_active = n_active
         self._shapes = {layer.layer: expert_shape(layer) for layer in slabs.layers}
-        self._standing = StandingLayers(slabs, own)
-        self._lasting = LastingGrants(regions)
-        self._earlier: list[KnownLayer] = []  # computed without a `Need`, not told yet
+        self._known = KnownExperts(len(slabs.layers), slabs.n_experts)
+        self._standing = StandingLayers(self._known, own)
+        self._lasting = LastingGrants(self._known, regions)
+        self._uses = ToldUses(len(slabs.layers), n_active)
         self._step: int | None = None  # None: no step runs
-        self._recent: npt.NDArray[np.bool_] | None = None
-        self._recent_wanted: npt.NDArray[np.bool_] | None = None
         self._out: Floats | None = None  # of this step: clearing pages for each layer takes time
         self._noticed: dict[int, SlabNotice] = {}  # the last one of each slot
         self._cancelled: set[int] = set()
@@ -98,12 +99,9 @@ class ExpertFeed:
     def begin_step(
         self, step: int, recent: npt.NDArray[np.bool_] | None, wanted: Integers | None = None
     ) -> None:
-        """A step begins; `recent` (T,) marks the last tokens of prompt slices, None: no prompt.
-        `wanted`: the rows that the last layer has, None: all."""
+        """A step begins; `recent` and `wanted`: see `ToldUses.begin_step`."""
         self._step = step
-        self._recent = self._recent_wanted = recent
-        if recent is not None and wanted is not None:
-            self._recent_wanted = recent[wanted]
+        self._uses.begin_step(recent, wanted)
         self.waiting = Waiting()
         self.standing_uses = 0
         self.computing_ns = 0
@@ -123,8 +121,7 @@ class ExpertFeed:
 
     def take_earlier(self) -> tuple[KnownLayer, ...]:
         """Layers that the next message tells of."""
-        earlier, self._earlier = self._earlier, []
-        return tuple(earlier)
+        return self._uses.take_earlier()
 
     def note(self, message: object) -> None:
         """Take a message that no `Need` waits for: it may end the step at the next layer boundary.
@@ -172,31 +169,36 @@ class ExpertFeed:
         pairs = group_by_expert(chosen)
         if layer in self._standing:
             self.standing_uses += len(pairs)
-            there = self._standing.of(layer, list(pairs))
+            there = self._known.addresses(layer, list(pairs))
             self._compute(layer, there, list(pairs.values()), x, out)
         else:
             self._compute_granted(layer, pairs, x, out)
         return self._kernels.combine(out, weights)  # (T, D)
 
-    def addresses(self, layers: range) -> Addresses | None:
-        """See `forward.Standing`."""
-        return self._standing.of_all(layers)
+    @property
+    def entries(self) -> Addresses:
+        """See `forward.Known`."""
+        return self._known.entries
 
     def used(self, run: LayerRun) -> None:
-        """See `forward.Standing`."""
-        self.standing_uses += run.n_uses
+        """See `forward.Known`."""
         self.computing_ns += run.experts_ns
+        for layer, chosen in zip(run.layers, run.chosen, strict=True):
+            if layer in self._standing:
+                self.standing_uses += len(set(chosen.ravel().tolist()))
+            else:
+                self._uses.add_known(layer, group_by_expert(chosen))
 
     def _compute_granted(
         self, layer: int, pairs: dict[int, Integers], x: Floats, out: Floats
     ) -> None:
-        known, uses = self._lasting.known(layer, pairs), self._uses(layer, pairs)
+        known = self._lasting.known(layer, pairs)
         if len(known) == len(pairs):
-            self._earlier.append(KnownLayer(layer, uses))
+            self._uses.add_known(layer, pairs)
             self._compute(layer, self._regions.table(known), list(pairs.values()), x, out)
             return
         fed = FedLayer(layer, self._now())
-        self._ask(layer, uses, known, x)
+        self._ask(layer, self._uses.of(layer, pairs), known, x)
         if known:
             wanted = [pairs.pop(location.expert) for location in known]
             self._compute(layer, self._regions.table(known), wanted, x, out)
@@ -208,7 +210,7 @@ class ExpertFeed:
             if mine:
                 wanted = [pairs.pop(location.expert) for location in mine]
                 self._compute(layer, self._regions.table(mine), wanted, x, out)
-                if fed.lasts:
+                if fed.lasts and not fed.stands:
                     self._lasting.keep(layer, mine)
             if not fed.stands:
                 self.released += [location.lease for location in mine]
@@ -228,15 +230,6 @@ class ExpertFeed:
         of = tuple([location.expert for location in known])
         told = (self._guess(layer, x), self.take_released(), of, self.take_earlier())
         self._link.send(Need(self._step, layer, uses, *told))
-
-    def _uses(self, layer: int, pairs: dict[int, Integers]) -> tuple[ExpertUse, ...]:
-        is_last = layer == len(self._shapes) - 1
-        recent_rows = self._recent_wanted if is_last else self._recent
-        if recent_rows is None:
-            return tuple([ExpertUse(expert, len(own), 0) for expert, own in pairs.items()])
-        recent = recent_rows.repeat(self._n_active)  # (T*A,)
-        uses = [(e, len(own), int(np.count_nonzero(recent[own]))) for e, own in pairs.items()]
-        return tuple([ExpertUse(*use) for use in uses])
 
     def _next_there(self, fed: FedLayer) -> list[Location]:
         """Wait for experts of the layer; all those that are there now, for one call of a kernel."""

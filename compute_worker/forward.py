@@ -9,7 +9,7 @@ additions that is fixed by the length of the row. Keep it so (see `kernels`).
 Shapes: T tokens, D model width, A active experts, V vocabulary.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,19 +25,23 @@ from compute_worker.weights import Weights
 # Attention takes a prompt chunk in parts of so many tokens: a quarter of its arrays at a chunk of
 # 1,024, and no slower, since the weights are read once per part from a part that is large enough.
 ATTENTION_TOKENS = 256
+# A step of so few tokens is over in tens of milliseconds. Between two layers, what Python itself
+# needs has left the caches: a turn there costs 150 us, five times as much as with a small model.
+FEW_TOKENS = 8
 Rotation = tuple[Floats, Floats]  # cosines and sines, (T, rope_width / 2)
 # experts(layer, x (T, D), chosen (T, A) ascending ids, weights (T, A)) -> (T, D)
 Experts = Callable[[int, Floats, Integers, Floats], Floats]
 
 
-class Standing(Protocol):
-    """Experts that stay where they are: layers of these need nobody between two of them."""
+class Known(Protocol):
+    """Experts that may be used without asking: layers that choose among these need nobody."""
 
-    def addresses(self, layers: range) -> Addresses | None:
-        """Of all experts of the model (L, E, 3), valid for `layers`; None: one does not stand."""
+    @property
+    def entries(self) -> Addresses:
+        """Of all experts of the model (L, E, 6), see `KnownExperts`; valid for one call."""
 
     def used(self, run: LayerRun) -> None:
-        """What became of them."""
+        """Some layers are done."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,40 +72,43 @@ def forward(
     weights: Weights,
     batch: Batch,
     hidden: Floats,
-    stretches: Iterable[range],
+    layers: range,
     kv: KvCache,
     experts: Experts,
-    standing: Standing | None,
+    known: Known | None,
     kernels: Kernels,
     wanted: Integers | None = None,
+    before: Callable[[int], None] = lambda layer: None,
 ) -> Floats:
-    """Apply stretches of layers to `hidden` (T, D), in place; returns it. Writes their keys and
-    values.
+    """Apply layers to `hidden` (T, D), in place; returns it. Writes their keys and values.
 
-    They are taken one by one, so a generator may stop between two of them by raising. `standing`
-    may have the experts of a stretch: then `experts` is not called for its layers. After the last
-    layer only the `wanted` rows (W) are what they should be (None: all): of a prompt's other tokens
-    nobody needs more than keys and values there.
+    `before` is called with the next layer, and may stop here by raising: before each one, but few
+    tokens go on without it through layers whose experts are `known`. For those `experts` is not
+    called. After the last layer only the `wanted` rows (W) are what they should be (None: all): of
+    a prompt's other tokens nobody needs more than keys and values there.
     """
     spec = weights.spec
     parts = [(rows, places_of(spec, part)) for rows, part in batch.parts(ATTENTION_TOKENS)]
     if wanted is not None or len(parts) > 1:
-        standing = None
-    for layers in stretches:
-        addresses = standing.addresses(layers) if standing is not None else None
-        if standing is not None and addresses is not None:
-            _, places = parts[0]
-            given = (weights, layers, hidden, places, kv, addresses)
-            standing.used(kernels.whole_layers(kernels, *given))
-            continue
-        for index in layers:
-            if wanted is not None and index == spec.n_layers - 1:
-                _last_layer_of_some(weights, parts, hidden, wanted, kv, experts, kernels)
+        known = None
+    at_once = spec.n_layers if len(hidden) <= FEW_TOKENS else 1
+    while layers:
+        before(layers.start)
+        if known is not None:
+            given = (weights, layers[:at_once], hidden, parts[0][1], kv, known.entries)
+            run = kernels.known_layers(kernels, *given)
+            known.used(run)
+            layers = layers[len(run.layers) :]
+            if run.unknown is None:
                 continue
+            hidden += experts(layers.start, *run.unknown)  # (T, D)
+        elif wanted is not None and layers.start == spec.n_layers - 1:
+            _last_layer_of_some(weights, parts, hidden, wanted, kv, experts, kernels)
+        else:
             for rows, places in parts:
-                kernels.attend(kernels, weights, index, hidden[rows], places, kv)
-            x, chosen, shares = kernels.choose(kernels, weights, index, hidden)
-            hidden += experts(index, x, chosen, shares)  # (T, D)
+                kernels.attend(kernels, weights, layers.start, hidden[rows], places, kv)
+            hidden += experts(layers.start, *kernels.choose(kernels, weights, layers.start, hidden))
+        layers = layers[1:]
     return hidden
 
 

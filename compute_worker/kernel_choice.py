@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from compute_worker import dense_layer, native_kernels, reference
 from compute_worker.kernels import KernelError, Kernels
-from compute_worker.whole_layers import whole_layers
+from compute_worker.known_layers import known_layers
 
 AUTO = "auto"
 
@@ -25,7 +25,7 @@ def _numpy(numerics: str, n_threads: int) -> Kernels:
         store_kv=reference.store_kv,
         attend=dense_layer.attend,
         choose=dense_layer.choose,
-        whole_layers=whole_layers,
+        known_layers=known_layers,
         read_all=reference.read_all,
         park=_nothing,
         close=_nothing,

@@ -24,8 +24,9 @@ ExpertBlocks = Callable[[ExpertShape, Addresses, Sequence[Integers], int, Floats
 Attention = Callable[[Floats, KvCache, int, Integers, Integers, Integers], Floats]
 StoreKv = Callable[[KvCache, int, Floats, Floats, Integers, Integers, Integers], None]
 Attend = Callable[["Kernels", Weights, int, Floats, "Places", KvCache], None]
-Choose = Callable[["Kernels", Weights, int, Floats], tuple[Floats, Integers, Floats]]
-WholeLayers = Callable[
+Choice = tuple[Floats, Integers, Floats]  # x (T, D), ids (T, A) ascending, weights (T, A)
+Choose = Callable[["Kernels", Weights, int, Floats], Choice]
+KnownLayers = Callable[
     ["Kernels", Weights, range, Floats, "Places", KvCache, Addresses], "LayerRun"
 ]
 
@@ -48,18 +49,19 @@ class Places:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerRun:
-    """What some layers did whose experts all stood."""
+    """What some layers did whose experts were known, and where that ended."""
 
+    layers: range  # those that are done
     chosen: Integers  # (layers, T, A), ascending ids
-    n_uses: int  # experts computed, each once per layer
     experts_ns: int  # spent in the experts
+    unknown: Choice | None  # of the layer after them, which is to be fed; None: all are done
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """Signatures, shapes and effects are those of the functions in `reference`; of the halves of a
-    layer, `attend` and `choose`, those in `dense_layer`, and of whole ones that in `whole_layers`:
-    they may use the others."""
+    layer, `attend` and `choose`, those in `dense_layer`, and of several layers that in
+    `known_layers`: they may use the others."""
 
     name: str  # for the first line of a run: "numpy", "avx512-vnni", …
     matmul: Matmul
@@ -73,7 +75,7 @@ class Kernels:
     store_kv: StoreKv
     attend: Attend
     choose: Choose
-    whole_layers: WholeLayers
+    known_layers: KnownLayers
     read_all: Callable[[Bytes], int]  # sum of all 64-bit words: how fast memory can be read
     park: Callable[[], None]  # threads stop spinning; the next call wakes them
     close: Callable[[], None]  # threads end; no other function may be called afterwards

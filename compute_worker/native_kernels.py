@@ -70,7 +70,7 @@ def build_for(instruction_set: str, numerics: str, n_threads: int) -> Kernels:
         store_kv=engine.store_kv,
         attend=layers.attend,
         choose=layers.choose,
-        whole_layers=layers.whole_layers,
+        known_layers=layers.known_layers,
         read_all=engine.read_all,
         park=engine.park,
         close=engine.close,
@@ -102,7 +102,7 @@ class Engine:
         return RowOperations(self._ffi, self._lib, self._handle)
 
     def layers(self) -> NativeLayers:
-        """Halves of a layer, and whole ones, in one call; valid until `close`."""
+        """Halves of a layer, and several layers, in one call; valid until `close`."""
         own = (self._ffi, self._lib, self._handle, self._numerics)
         return NativeLayers(*own, self._is_native, self._kv)
 

@@ -1,5 +1,5 @@
 """The dense halves of a layer, each in one call of C, behind the functions of `dense_layer`; and
-whole layers, all in one call, behind `whole_layers`.
+layers as far as their experts are known, all in one call, behind `known_layers`.
 
 Owns what C is told of a layer and of the places of a batch: both are built once and kept, a layer
 for good, places until the next ones come. So a call costs a few microseconds of Python. A model
@@ -13,11 +13,11 @@ import numpy as np
 
 from compute_worker import dense_layer
 from compute_worker.kernels import Kernels, LayerRun, Places
+from compute_worker.known_layers import known_layers
 from compute_worker.kv import KvCache
 from compute_worker.matrix import Addresses, Floats, Integers, aligned_floats, expert_shape
 from compute_worker.native_rows import MOST_EXPERTS
 from compute_worker.weights import Layer, Weights
-from compute_worker.whole_layers import whole_layers
 
 
 class NativeLayers:
@@ -102,7 +102,7 @@ class NativeLayers:
             raise no_scratch()
         return x, chosen, shares
 
-    def whole_layers(
+    def known_layers(
         self,
         kernels: Kernels,
         weights: Weights,
@@ -110,36 +110,42 @@ class NativeLayers:
         hidden: Floats,
         places: Places,
         kv: KvCache,
-        addresses: Addresses,
+        entries: Addresses,
     ) -> LayerRun:
-        """See `whole_layers.whole_layers`."""
+        """See `known_layers.known_layers`."""
         all_layers = self._all(weights)
         if all_layers is None:
-            return whole_layers(kernels, weights, layers, hidden, places, kv, addresses)
+            return known_layers(kernels, weights, layers, hidden, places, kv, entries)
         assert hidden.dtype == np.float32 and hidden.flags.c_contiguous
-        assert addresses.flags.c_contiguous and layers.step == 1
-        n_tokens = len(hidden)
-        chosen = np.empty((len(layers), n_tokens, weights.spec.n_active), np.int32)
-        n_floats = max(self._lib.moe_layers_floats(all_layers[index], n_tokens) for index in layers)
-        scratch = self._scratch_of(n_floats)
+        assert entries.flags.c_contiguous and layers.step == 1
+        n_tokens, n_active = len(hidden), weights.spec.n_active
+        x = aligned_floats(*hidden.shape)
+        chosen = np.empty((len(layers), n_tokens, n_active), np.int32)
+        shares = np.empty((n_tokens, n_active), np.float32)
+        span = (all_layers, layers.start, layers.stop)
+        scratch = self._scratch_of(self._lib.moe_layers_floats(*span, n_tokens))
         report = self._ffi.new("moe_layers_report *")
         failed = self._lib.moe_layers(
             self._handle,
             self._numerics,
-            all_layers,
-            layers.start,
-            layers.stop,
-            self._ffi.from_buffer("uint64_t[]", addresses),
+            *span,
+            self._ffi.from_buffer("moe_known_expert[]", entries),
             self._c_kv(kv),
             self._places(places),
             self._floats(hidden),
             self._floats(scratch),
+            self._floats(x),
             self._integers(chosen),
+            self._floats(shares),
             report,
         )
         if failed:
             raise no_scratch()
-        return LayerRun(chosen, int(report.n_uses), int(report.experts_nanoseconds))
+        done = range(layers.start, report.next_layer)
+        unknown = None
+        if report.reason == self._lib.MOE_UNKNOWN_EXPERT:
+            unknown = (x, chosen[len(done)], shares)
+        return LayerRun(done, chosen[: len(done)], int(report.experts_nanoseconds), unknown)
 
     def _scratch_of(self, n_floats: int) -> Floats:
         """So many floats of anything, at least; valid until the next call."""

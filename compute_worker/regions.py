@@ -12,7 +12,7 @@ import numpy as np
 from compute_worker.matrix import Addresses
 from shm.mapped_files import MappedFiles
 from shm.messages import Location
-from shm.pool import PoolMapping
+from shm.pool import PoolMapping, header_words
 
 
 class Regions:
@@ -47,6 +47,19 @@ class Regions:
     def table(self, locations: Sequence[Location]) -> Addresses:
         """The same of several experts (n, 3), for a kernel."""
         return np.array([self.addresses(each) for each in locations], np.uint64)
+
+    def entries(self, layer: int, locations: Sequence[Location]) -> Addresses:
+        """The same (n, 6) with the header of the slot as their mark: see `KnownExperts`."""
+        rows = [(*self.addresses(each), *self._mark(layer, each)) for each in locations]
+        return np.array(rows, np.uint64)
+
+    def _mark(self, layer: int, location: Location) -> tuple[int, int, int]:
+        if location.region != 0:
+            return 0, 0, 0
+        assert self._pool is not None, location
+        lease = location.lease
+        content = (lease.generation, layer, location.expert)
+        return (self._bases[0] + self._pool.header_start(lease.slot), *header_words(*content))
 
 
 def _address_of(view: memoryview) -> int:

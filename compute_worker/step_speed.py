@@ -16,8 +16,8 @@ import os
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -153,18 +153,19 @@ class Stage:
             self._table,
         )
         hidden = np.ones((n_tokens, self._spec.width), np.float32)
-        layers = self._timed_layers()
-        given = (batch, hidden, layers, self._kv, self._feed, None)
-        hidden = forward(self._weights, *given, self._kernels)
-        started = time.perf_counter()
-        logits(self._weights, hidden[-1:], self._kernels)
-        return time.perf_counter() - started
+        begun: list[float] = []
 
-    def _timed_layers(self) -> Iterator[range]:
-        for layer in range(self._spec.n_layers):
-            started = time.perf_counter()
-            yield range(layer, layer + 1)
-            self._clock.layers[layer].append(time.perf_counter() - started)
+        def before(layer: int) -> None:
+            begun.append(time.perf_counter())
+
+        given = (batch, hidden, range(self._spec.n_layers), self._kv, self._feed, None)
+        hidden = forward(self._weights, *given, self._kernels, before=before)
+        ended = time.perf_counter()
+        logits(self._weights, hidden[-1:], self._kernels)
+        head_seconds = time.perf_counter() - ended
+        for layer, (begin, end) in enumerate(pairwise([*begun, ended])):
+            self._clock.layers[layer].append(end - begin)
+        return head_seconds
 
     def _feed(self, layer: int, x: Floats, chosen: Integers, weights: Floats) -> Floats:
         """The experts of a layer, spread evenly over the tokens; several share their memory."""

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 
 ALIGNMENT = 4096  # unit of direct I/O: a multiple of every DIO alignment seen; also the page
 HEADER = struct.Struct("<QIIQQ")
+_CONTENT, _TWO_WORDS = struct.Struct("<QII"), struct.Struct("=QQ")
 MADV_POPULATE_WRITE = 23  # Linux 5.14; not in Python's mmap module
 MADV_POPULATE_READ = 22
 FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE = 1, 2
@@ -102,6 +103,12 @@ class PoolLayout:
         return [index for index, cls in enumerate(self.classes) for _ in range(cls.n_slots)]
 
 
+def header_words(generation: int, layer: int, expert: int) -> tuple[int, int]:
+    """The first two words of 64 bits of the header of a slot that holds this content."""
+    first, second = _TWO_WORDS.unpack(_CONTENT.pack(generation, layer, expert))
+    return first, second
+
+
 def create_pool(layout: PoolLayout) -> int:
     """Create, allocate and seal the memfd; returns its descriptor.
 
@@ -158,12 +165,16 @@ class PoolMapping:
         self, slot: int, generation: int, layer: int, expert: int, n_bytes: int
     ) -> None:
         """Say what the slot holds now. Only after its last byte is written."""
-        HEADER.pack_into(self.view, slot * HEADER.size, generation, layer, expert, n_bytes, 0)
+        HEADER.pack_into(self.view, self.header_start(slot), generation, layer, expert, n_bytes, 0)
 
     def holds(self, slot: int, generation: int, layer: int, expert: int) -> bool:
         """Whether the slot's header names this content."""
-        found = HEADER.unpack_from(self.view, slot * HEADER.size)
+        found = HEADER.unpack_from(self.view, self.header_start(slot))
         return found[:3] == (generation, layer, expert)
+
+    def header_start(self, slot: int) -> int:
+        """Pool offset of the slot's header, a multiple of 8."""
+        return slot * HEADER.size
 
     def populate(self, *, writable: bool) -> None:
         """Set up all page table entries now: a first touch costs 1.6 CPU seconds per GB later."""

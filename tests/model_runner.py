@@ -9,6 +9,7 @@ from compute_worker.arch import ModelSpec, resolve
 from compute_worker.forward import Batch, embed, forward, logits
 from compute_worker.kernel_choice import select
 from compute_worker.kernels import Kernels
+from compute_worker.known_experts import KnownExperts
 from compute_worker.kv import KvCache, n_blocks_needed
 from compute_worker.matrix import Addresses, Floats, Integers, expert_shape, group_by_expert
 from compute_worker.weights import load_weights
@@ -63,7 +64,7 @@ class ModelRunner:
 
     def layers(self, batch: Batch, hidden: Floats, layers: range) -> Floats:
         """Apply some layers."""
-        given = (batch, hidden, [layers], self.kv, self.experts, None)
+        given = (batch, hidden, layers, self.kv, self.experts, None)
         return forward(self.weights, *given, self.kernels)
 
     def run(self, batch: Batch) -> Floats:
@@ -94,3 +95,11 @@ class ModelRunner:
             for slabs in self.spec.slabs.layers
         ]
         return np.array(found, np.uint64)
+
+    def known(self) -> KnownExperts:
+        """All of them, without marks."""
+        addresses = self.addresses()
+        known = KnownExperts(*addresses.shape[:2])
+        for layer, own in enumerate(addresses):
+            known.add(layer, range(len(own)), own)
+        return known

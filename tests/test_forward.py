@@ -267,7 +267,7 @@ def test_rows_that_are_wanted_do_not_depend_on_the_others(
         runner.weights,
         batch,
         embed(runner.weights, batch),
-        [layers],
+        layers,
         runner.kv,
         runner.experts,
         None,

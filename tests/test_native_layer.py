@@ -1,5 +1,5 @@
-"""The halves of a layer in one call of C, and whole layers, against their operations one by one: no
-bit differs."""
+"""The halves of a layer in one call of C, and several layers, against their operations one by one:
+no bit differs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +12,10 @@ from model_runner import ModelRunner
 
 from compute_worker import dense_layer
 from compute_worker.forward import embed, places_of
+from compute_worker.kernels import Kernels, LayerRun
+from compute_worker.known_layers import known_layers
+from compute_worker.matrix import Addresses, Floats
 from compute_worker.native_kernels import build_for, runnable_instruction_sets, unavailable_reason
-from compute_worker.whole_layers import whole_layers
 
 SETS = runnable_instruction_sets()
 pytestmark = pytest.mark.skipif(not SETS, reason=f"native kernels: {unavailable_reason()}")
@@ -96,35 +98,108 @@ def test_one_call_gives_the_bits_of_its_operations(
         runner.close()
 
 
+def through_all(
+    runner: ModelRunner, batch: Any, kernels: Kernels, entries: Addresses
+) -> tuple[Floats, list[LayerRun]]:
+    """The hidden state after all layers, of which those that stop a run are fed by the runner."""
+    hidden = embed(runner.weights, batch).astype(np.float32)
+    places, runs = places_of(runner.spec, batch), []
+    layers = range(runner.spec.n_layers)
+    while layers:
+        given = (runner.weights, layers, hidden, places, runner.kv, entries)
+        run = runner.kernels.known_layers(kernels, *given)
+        runs.append(run)
+        assert run.layers == layers[: len(run.layers)]
+        assert run.chosen.shape == (len(run.layers), len(hidden), runner.spec.n_active)
+        layers = layers[len(run.layers) :]
+        assert (run.unknown is None) == (not layers)
+        if run.unknown is not None:
+            hidden += runner.experts(layers.start, *run.unknown)
+            layers = layers[1:]
+    return hidden, runs
+
+
+def assert_equal_runs(found: list[LayerRun], expected: list[LayerRun]) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.layers == theirs.layers
+        pairs = [
+            (ours.chosen, theirs.chosen),
+            *zip(ours.unknown or (), theirs.unknown or (), strict=True),
+        ]
+        for one, other in pairs:
+            assert one.dtype == other.dtype and one.shape == other.shape
+            assert (one == other).all()
+        assert bool(ours.experts_ns) == bool(theirs.experts_ns) == bool(ours.layers)
+
+
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize(("numerics", "n_threads"), [("exact", 1), ("fast", 2)])
 @pytest.mark.parametrize("model", list(MODELS))
-def test_whole_layers_give_the_bits_of_single_ones(
+def test_several_layers_give_the_bits_of_single_ones(
     tmp_path: Path, name: str, numerics: str, n_threads: int, model: str
 ) -> None:
     path = tiny_model(tmp_path / "model.gguf", **MODELS[model])
     runners = pair(path, name, numerics, n_threads)
-    runners[0].kernels = replace(runners[0].kernels, attend=refuse, choose=refuse, combine=refuse)
-    runners[1].kernels = replace(runners[1].kernels, whole_layers=whole_layers)
-    for steps in zip(*map(batches, runners), strict=True):
-        states, runs = [], []
-        for runner, batch in zip(runners, steps, strict=True):
-            n_layers = runner.spec.n_layers
-            hidden = embed(runner.weights, batch).astype(np.float32)
-            for layers in (range(1), range(1, n_layers)):
-                given = (runner.weights, layers, hidden, places_of(runner.spec, batch), runner.kv)
-                addresses = runner.addresses()
-                runs.append(runner.kernels.whole_layers(runner.kernels, *given, addresses))
-            states.append(hidden)
-        assert np.isfinite(states[0]).all() and (states[0] == states[1]).all()
-        for found, expected in zip(runs[:2], runs[2:], strict=True):
-            assert found.chosen.dtype == expected.chosen.dtype
-            assert (found.chosen == expected.chosen).all() and found.n_uses == expected.n_uses
-            assert found.n_uses == sum(len(np.unique(layer)) for layer in found.chosen)
-            assert found.experts_ns > 0
+    refusing = replace(runners[0].kernels, attend=refuse, choose=refuse, combine=refuse)
+    runners[1].kernels = replace(runners[1].kernels, known_layers=known_layers)
+    for ours, theirs in zip(*map(batches, runners), strict=True):
+        found = through_all(runners[0], ours, refusing, runners[0].known().entries)
+        expected = through_all(runners[1], theirs, runners[1].kernels, runners[1].known().entries)
+        assert np.isfinite(found[0]).all() and (found[0] == expected[0]).all()
+        assert_equal_runs(found[1], expected[1])
+        assert [run.layers for run in found[1]] == [range(runners[0].spec.n_layers)]
     kept = [runner.kv.data.view(np.uint8) for runner in runners]
     assert (kept[0] == kept[1]).all() and kept[0].any()
     del kept
+    runners[0].kernels.close()
+    for runner in runners:
+        runner.close()
+
+
+N_LAYERS = 4
+# (layer, how many of the experts that it chooses are not known)
+UNKNOWN: dict[str, list[tuple[int, int]]] = {
+    "none": [],
+    "one of the first layer": [(0, 1)],
+    "one in the middle": [(1, 1)],
+    "one of the last layer": [(N_LAYERS - 1, 1)],
+    "several of a layer": [(2, 2)],
+    "of two layers on end": [(1, 1), (2, 2)],
+    "of all layers": [(layer, 1) for layer in range(N_LAYERS)],
+}
+
+
+@pytest.mark.parametrize("how", ["no address", "another mark"])
+@pytest.mark.parametrize("n_tokens", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("unknown", list(UNKNOWN))
+def test_a_run_ends_where_an_expert_is_not_known(
+    tmp_path: Path, unknown: str, n_tokens: int, how: str
+) -> None:
+    options = {"quantisation": "Q4_K_M", "n_layers": N_LAYERS, "n_active": 3}
+    path = tiny_model(tmp_path / "model.gguf", **options)
+    runners = pair(path, SETS[0], "fast", 2)
+    runners[1].kernels = replace(runners[1].kernels, known_layers=known_layers)
+    outcomes, marks = [], np.array([[7, 8], [7, 9]], np.uint64)
+    for runner in runners:
+        batch = runner.batch((TOKENS[:n_tokens], 0, runner.new_table(n_tokens)))
+        known = runner.known()
+        known.entries[..., 3] = marks.ctypes.data
+        known.entries[..., 4:] = marks[0]
+        whole, (run,) = through_all(runner, batch, runner.kernels, known.entries)
+        for layer, n_experts in UNKNOWN[unknown]:
+            experts = np.unique(run.chosen[layer])[-n_experts:].tolist()
+            if how == "no address":
+                known.forget(layer, experts)
+            else:
+                known.entries[layer, experts, 4:] = marks[1]
+        hidden, runs = through_all(runner, batch, runner.kernels, known.entries)
+        assert (hidden == whole).all()
+        stopped = [run.layers.stop for run in runs if run.unknown is not None]
+        assert stopped == [layer for layer, _ in UNKNOWN[unknown]]
+        outcomes.append((hidden, runs))
+    (found, our_runs), (expected, their_runs) = outcomes
+    assert (found == expected).all() and np.isfinite(found).all()
+    assert_equal_runs(our_runs, their_runs)
     runners[0].kernels.close()
     for runner in runners:
         runner.close()

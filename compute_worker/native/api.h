@@ -104,19 +104,32 @@ int moe_attend(moe_engine *engine, int numerics, const moe_layer *layer, const m
 int moe_choose(moe_engine *engine, int numerics, const moe_layer *layer, const float *hidden,
                int n_tokens, float *x, float *scores, int32_t *chosen, float *weights);
 
-/* See `kernels.LayerRun`. */
+/* An entry of `KnownExperts`. */
 typedef struct {
-    uint64_t n_uses, experts_nanoseconds;
+    uint64_t addresses[3]; /* of gate, up and down; gate 0: not known */
+    uint64_t mark;         /* address of two words, or 0 */
+    uint64_t words[2];     /* they are so as long as the expert is in its place */
+} moe_known_expert;
+
+/* Why moe_layers ended where it did. */
+enum { MOE_ALL_DONE = 0, MOE_UNKNOWN_EXPERT = 1 };
+
+typedef struct {
+    int next_layer; /* those before it are done; of this one attention and choice, unless all are */
+    int reason;
+    uint64_t experts_nanoseconds;
 } moe_layers_report;
 
-/* Floats of scratch that moe_layers wants for so many tokens of a layer. */
-uint64_t moe_layers_floats(const moe_layer *layer, int n_tokens);
-/* See `whole_layers`: layers [first, stop) of all `layers`, whose experts lie at `addresses` (all
- * layers, n_experts, 3). hidden (T, width) is changed in place, chosen (stop - first, T, n_active)
- * is written. */
+/* Floats of scratch that moe_layers wants for so many tokens. */
+uint64_t moe_layers_floats(const moe_layer *const *layers, int first, int stop, int n_tokens);
+/* See `known_layers`: layers [first, stop) of all `layers`, as far as their experts are known in
+ * `experts` (all layers, n_experts). hidden (T, width) is changed in place. chosen (stop - first,
+ * T, n_active) is written for all layers up to the next one, x (T, width) and shares (T, n_active)
+ * for that one. */
 int moe_layers(moe_engine *engine, int numerics, const moe_layer *const *layers, int first,
-               int stop, const uint64_t *addresses, const moe_kv *kv, const moe_places *places,
-               float *hidden, float *scratch, int32_t *chosen, moe_layers_report *report);
+               int stop, const moe_known_expert *experts, const moe_kv *kv,
+               const moe_places *places, float *hidden, float *scratch, float *x, int32_t *chosen,
+               float *shares, moe_layers_report *report);
 
 /* Sum of all 64-bit words of a buffer, over all threads: reads at the speed of the memory bus. */
 uint64_t moe_read_all(moe_engine *engine, const void *data, uint64_t n_bytes);

@@ -1,7 +1,7 @@
 /* The two dense halves of a layer, each one call, attention and the choice of experts; and whole
- * layers whose experts all stand. They do nothing of their own but an addition and the grouping of
- * tokens by expert; the operations are those of api.h, in the same order as `dense_layer` and
- * `whole_layers` call them one by one, and so the bits are the same. */
+ * layers as far as their experts are known. They do nothing of their own but an addition and the
+ * grouping of tokens by expert; the operations are those of api.h, in the same order as
+ * `dense_layer` and `known_layers` call them one by one, and so the bits are the same. */
 #include <string.h>
 #include <time.h>
 
@@ -81,18 +81,22 @@ int moe_choose(moe_engine *engine, int numerics, const moe_layer *layer, const f
     return 0;
 }
 
-/* A layer's input, scores, shares and outputs of experts, then the pairs by expert (integers of the
- * same size); attention is over by then. */
+/* Of a token: the scores, then the outputs of experts and the pairs by expert (integers of the same
+ * size). Attention is over by then. */
 static size_t experts_floats(const moe_layer *layer)
 {
-    size_t width = (size_t)layer->width, n_active = (size_t)layer->n_active;
-    return width + (size_t)layer->n_experts + n_active * (width + 2);
+    size_t outputs = (size_t)layer->n_active * ((size_t)layer->width + 1);
+    return larger((size_t)layer->n_experts, outputs);
 }
 
-uint64_t moe_layers_floats(const moe_layer *layer, int n_tokens)
+uint64_t moe_layers_floats(const moe_layer *const *layers, int first, int stop, int n_tokens)
 {
-    size_t attend = moe_attend_floats(layer, n_tokens);
-    return larger(attend, (size_t)n_tokens * experts_floats(layer));
+    size_t most = 0;
+    for (int index = first; index < stop; index++) {
+        size_t experts = (size_t)n_tokens * experts_floats(layers[index]);
+        most = larger(most, larger(moe_attend_floats(layers[index], n_tokens), experts));
+    }
+    return most;
 }
 
 static uint64_t now_nanoseconds(void)
@@ -100,6 +104,22 @@ static uint64_t now_nanoseconds(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* Something else may write to the mark at any time, if only by mistake. */
+static int may_be_used(const moe_known_expert *expert)
+{
+    const volatile uint64_t *mark = (const volatile uint64_t *)(uintptr_t)expert->mark;
+    return expert->addresses[0] &&
+           (!mark || (mark[0] == expert->words[0] && mark[1] == expert->words[1]));
+}
+
+static int may_all_be_used(const moe_known_expert *experts, const int32_t *chosen, size_t n)
+{
+    for (size_t p = 0; p < n; p++)
+        if (!may_be_used(experts + chosen[p]))
+            return 0;
+    return 1;
 }
 
 /* The experts that some pairs chose, ascending. */
@@ -111,7 +131,7 @@ typedef struct {
 
 /* Pairs (n) in the order of their experts; those of one expert stay in theirs. */
 static void group_pairs(const moe_layer *layer, const int32_t *chosen, size_t n,
-                        const uint64_t *addresses, int32_t *pairs, used_experts *used)
+                        const moe_known_expert *experts, int32_t *pairs, used_experts *used)
 {
     int32_t begin[MOE_MAX_EXPERTS + 1] = {0};
     for (size_t p = 0; p < n; p++)
@@ -119,7 +139,8 @@ static void group_pairs(const moe_layer *layer, const int32_t *chosen, size_t n,
     used->n = 0;
     for (int e = 0; e < layer->n_experts; e++) {
         if (begin[e + 1]) {
-            memcpy(used->addresses + 3 * used->n, addresses + 3 * e, 3 * sizeof *addresses);
+            memcpy(used->addresses + 3 * used->n, experts[e].addresses,
+                   sizeof experts[e].addresses);
             used->counts[used->n++] = begin[e + 1];
         }
         begin[e + 1] += begin[e];
@@ -128,21 +149,17 @@ static void group_pairs(const moe_layer *layer, const int32_t *chosen, size_t n,
         pairs[begin[chosen[p]]++] = (int32_t)p;
 }
 
-/* Choose experts, compute them, add their sum to `hidden`. */
+/* Compute what was chosen, add the sum to `hidden`. */
 static int add_experts(moe_engine *engine, int numerics, const moe_layer *layer,
-                       const uint64_t *addresses, int n_tokens, float *hidden, float *scratch,
-                       int32_t *chosen, moe_layers_report *report)
+                       const moe_known_expert *experts, int n_tokens, const float *x,
+                       const int32_t *chosen, const float *shares, float *scratch, float *hidden)
 {
     size_t tokens = (size_t)n_tokens, width = (size_t)layer->width;
-    size_t n_pairs = tokens * (size_t)layer->n_active, n_hidden = tokens * width;
-    float *x = scratch, *scores = x + n_hidden, *out = scores + tokens * (size_t)layer->n_experts;
-    float *shares = out + n_pairs * width;
-    int32_t *pairs = (int32_t *)(shares + n_pairs);
+    size_t n_pairs = tokens * (size_t)layer->n_active;
+    float *out = scratch;
+    int32_t *pairs = (int32_t *)(out + n_pairs * width);
     used_experts used;
-    if (moe_choose(engine, numerics, layer, hidden, n_tokens, x, scores, chosen, shares))
-        return -1;
-    uint64_t started = now_nanoseconds();
-    group_pairs(layer, chosen, n_pairs, addresses, pairs, &used);
+    group_pairs(layer, chosen, n_pairs, experts, pairs, &used);
     if (moe_expert_blocks(engine, numerics, layer->gate_type, layer->up_type, layer->down_type,
                           layer->width, layer->expert_width, used.addresses, used.n, pairs,
                           used.counts, layer->n_active, x, n_tokens, out))
@@ -151,24 +168,33 @@ static int add_experts(moe_engine *engine, int numerics, const moe_layer *layer,
     for (size_t token = 0; token < tokens; token++)
         for (size_t i = 0; i < width; i++)
             hidden[token * width + i] += out[token * (size_t)layer->n_active * width + i];
-    report->n_uses += (uint64_t)used.n;
-    report->experts_nanoseconds += now_nanoseconds() - started;
     return 0;
 }
 
 int moe_layers(moe_engine *engine, int numerics, const moe_layer *const *layers, int first,
-               int stop, const uint64_t *addresses, const moe_kv *kv, const moe_places *places,
-               float *hidden, float *scratch, int32_t *chosen, moe_layers_report *report)
+               int stop, const moe_known_expert *experts, const moe_kv *kv,
+               const moe_places *places, float *hidden, float *scratch, float *x, int32_t *chosen,
+               float *shares, moe_layers_report *report)
 {
     int n_tokens = places->n_tokens;
-    *report = (moe_layers_report){0};
-    for (int index = first; index < stop; index++) {
+    *report = (moe_layers_report){.next_layer = first, .reason = MOE_ALL_DONE};
+    for (; report->next_layer < stop; report->next_layer++) {
+        int index = report->next_layer;
         const moe_layer *layer = layers[index];
-        const uint64_t *own = addresses + (size_t)index * 3 * (size_t)layer->n_experts;
+        const moe_known_expert *own = experts + (size_t)index * (size_t)layer->n_experts;
+        size_t n_pairs = (size_t)n_tokens * (size_t)layer->n_active;
         if (moe_attend(engine, numerics, layer, kv, index, places, hidden, scratch) ||
-            add_experts(engine, numerics, layer, own, n_tokens, hidden, scratch, chosen, report))
+            moe_choose(engine, numerics, layer, hidden, n_tokens, x, scratch, chosen, shares))
             return -1;
-        chosen += n_tokens * layer->n_active;
+        if (!may_all_be_used(own, chosen, n_pairs)) {
+            report->reason = MOE_UNKNOWN_EXPERT;
+            return 0;
+        }
+        uint64_t started = now_nanoseconds();
+        if (add_experts(engine, numerics, layer, own, n_tokens, x, chosen, shares, scratch, hidden))
+            return -1;
+        report->experts_nanoseconds += now_nanoseconds() - started;
+        chosen += n_pairs;
     }
     return 0;
 }
