@@ -2,7 +2,8 @@
 
 What has a lasting grant is computed at once, in one kernel call. A layer of which that is not all
 sends a `Need` before; what else is resident is granted at once and computed while the rest is read;
-each miss is computed as it lands, which its reader tells by a `SlabNotice`.
+each miss is computed as it lands, which its reader tells by a `SlabNotice`. Where few tokens go
+through layers whose experts are all known, these do not come here one by one: `used` tells of them.
 Outputs are kept per (token, expert) and summed in ascending expert id, so the order of arrival
 never shows in a result.
 

@@ -18,7 +18,7 @@ from read_cases import pool_of
 from compute_worker.feed import ExpertFeed
 from compute_worker.forward import embed, forward
 from compute_worker.kernels import LayerRun
-from compute_worker.known_experts import may_be_used
+from compute_worker.known_experts import KnownExperts, may_be_used
 from compute_worker.matrix import Floats
 from compute_worker.own_memory import OwnMemory
 from compute_worker.regions import Regions
@@ -146,12 +146,17 @@ def test_what_is_known_is_told_as_if_each_layer_had_been_looked_at(
         broken = (rng.choice(others), rng.randrange(N_EXPERTS))
         outcomes = []
         for (feed, coordinator), table, goes_on in zip(feeds, tables, (True, False), strict=True):
+            looked: list[int] = []  # before these layers
+            n_sent = len(coordinator.sent)
             feed.begin_step(step, recent)
             coordinator.write_header(*broken, 4 if step % 3 == 2 else 3)
             batch = runner.batch((tokens, start, table))
             hidden = embed(runner.weights, batch).astype(np.float32)
             given = (batch, hidden, range(N_LAYERS), runner.kv, feed, feed if goes_on else None)
-            hidden = forward(runner.weights, *given, kernels)
+            hidden = forward(runner.weights, *given, kernels, before=looked.append)
+            asked = [m.layer for m in coordinator.sent[n_sent:] if isinstance(m, Need)]
+            after = [0, *[layer + 1 for layer in asked if layer + 1 < N_LAYERS]]
+            assert looked == (after if goes_on else list(range(N_LAYERS)))
             feed.end_step(early=False)
             coordinator.write_header(*broken, 3)
             told = (feed.standing_uses, feed.take_earlier(), feed.take_released())
@@ -179,6 +184,10 @@ def test_an_expert_is_known_as_long_as_it_may_be_used(stage: Stage) -> None:
     feed(1, x, chosen, shares)
     feed.note(Evicted(((1, 2), (1, 3), (0, 2))))
     assert known_in(feed, 1) == [5]
+    coordinator.write_header(1, 4, 4)
+    feed.note(coordinator.standing(1))
+    assert known_in(feed, 1) == [], "it does not stand, and nothing of it is known any more"
+    coordinator.write_header(1, 4, 3)
     feed.note(coordinator.standing(1))
     feed.note(Evicted(((1, 5),)))
     assert known_in(feed, 1) == everything
@@ -190,3 +199,14 @@ def test_an_expert_is_known_as_long_as_it_may_be_used(stage: Stage) -> None:
     assert np.flatnonzero((feed.entries[1] != before).any(axis=1)).tolist() == [4]
     feed.note(Revoke((1, 2)))
     assert known_in(feed, 1) == []
+
+
+def test_what_is_added_without_marks_has_none() -> None:
+    known, mark = KnownExperts(2, 3), np.array([1, 2], np.uint64)
+    marked = np.array([[10, 20, 30, mark.ctypes.data, 1, 9]], np.uint64)
+    known.add(1, [2], marked)
+    assert not may_be_used(known.entries[1, [2]])
+    known.add(1, [2], marked[:, :3])
+    assert may_be_used(known.entries[1, [2]])
+    assert known.addresses(1, [2]).tolist() == [[10, 20, 30]]
+    assert not known.entries[0].any() and not known.entries[1, :2].any()
