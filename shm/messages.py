@@ -16,10 +16,13 @@ One step, with one miss::
 
 A lasting `Grant` is good beyond its layer, until `Evicted` names the expert: what compute knows it
 computes at once, and a layer of which it knows all is told with the next message (`earlier`).
+
+Messages are dataclasses. What they carry by the dozen are named tuples: msgpack, `dict` and the
+codec deal with these in C, which is most of what a message costs where the caches are cold.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from shm.codec import MessageError, decoder_of
 from shm.codec import encode as encode
@@ -116,8 +119,7 @@ class Step:
     stop_layer: int
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertUse:
+class ExpertUse(NamedTuple):
     """One expert of a `Need`. `n_recent_tokens`: those among a prompt slice's last 64."""
 
     expert: int
@@ -125,16 +127,14 @@ class ExpertUse:
     n_recent_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class SlotLease:
+class SlotLease(NamedTuple):
     """A slot with the generation of its content: what is granted and given back."""
 
     slot: int
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class KnownLayer:
+class KnownLayer(NamedTuple):
     """X -> C, in the next `Need` or `StepDone`: a layer that needed no grant, since all its experts
     had a lasting one. Not answered."""
 
@@ -156,8 +156,7 @@ class Need:
     earlier: tuple[KnownLayer, ...] = ()  # since the last message, in order
 
 
-@dataclass(frozen=True, slots=True)
-class Location:
+class Location(NamedTuple):
     """Where an expert lies: byte offsets of its three matrices in a region. Region 0 is the pool,
     1..n are the mapped model files (see `mapped_files`), where the lease means nothing."""
 
@@ -169,8 +168,7 @@ class Location:
     down: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReadSpan:
+class ReadSpan(NamedTuple):
     """When a slab was on its way from the disk: first byte asked for to last byte there."""
 
     start_ns: int
@@ -269,8 +267,7 @@ class SlotsLost:
     lost: tuple[SlotLease, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ReadRange:
+class ReadRange(NamedTuple):
     """``n_bytes`` from ``file_offset`` of file ``file`` to ``pool_offset`` of the pool."""
 
     file: int
@@ -279,8 +276,7 @@ class ReadRange:
     pool_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class SlabRead:
+class SlabRead(NamedTuple):
     """One expert to be read into one slot: gate, up, down."""
 
     lease: SlotLease

@@ -21,9 +21,8 @@ def random_instance(hint: Any, rng: random.Random) -> Any:
         return tuple(random_instance(kind, rng) for kind in kinds)
     if origin is types.UnionType:
         return random_instance(rng.choice(arguments), rng)
-    if dataclasses.is_dataclass(hint):
-        hints = typing.get_type_hints(hint)
-        values = {f.name: random_instance(hints[f.name], rng) for f in dataclasses.fields(hint)}
+    if dataclasses.is_dataclass(hint) or hasattr(hint, "_fields"):
+        values = {k: random_instance(kind, rng) for k, kind in typing.get_type_hints(hint).items()}
         return typing.cast(Any, hint)(**values)
     choices: dict[Any, Any] = {
         int: lambda: rng.choice([*INTEGERS, rng.randrange(MAX_INTEGER)]),

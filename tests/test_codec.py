@@ -1,7 +1,7 @@
 """What the codec lets through, and that everything else is one kind of error."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 import pytest
@@ -22,6 +22,16 @@ class Inner:
     text: str
 
 
+class Record(NamedTuple):
+    first: int
+    second: int
+
+
+class Mixed(NamedTuple):
+    record: Record
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class Outer:
     numbers: tuple[int, ...]
@@ -32,6 +42,8 @@ class Outer:
     real: float
     flag: bool
     data: bytes
+    records: tuple[Record, ...]
+    mixed: tuple[Mixed, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +56,14 @@ class Empty:
     pass
 
 
-VALUE = Outer((1, 2), (3, "x"), Inner(4, "ä"), (Inner(5, ""),), None, 0.5, True, b"\0\xff")
-FIELDS = [[1, 2], [3, "x"], [4, "ä"], [[5, ""]], None, 0.5, True, b"\0\xff"]
+VALUE = Outer(
+    (1, 2), (3, "x"), Inner(4, "ä"), (Inner(5, ""),), None, 0.5, True, b"\0\xff",
+    (Record(6, 7), Record(8, MAX_INTEGER)), (Mixed(Record(9, 0), "z"),),
+)  # fmt: skip
+FIELDS = [
+    [1, 2], [3, "x"], [4, "ä"], [[5, ""]], None, 0.5, True, b"\0\xff",
+    [[6, 7], [8, MAX_INTEGER]], [[[9, 0], "z"]],
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -56,7 +74,9 @@ FIELDS = [[1, 2], [3, "x"], [4, "ä"], [[5, ""]], None, 0.5, True, b"\0\xff"]
 def test_there_and_back(value: Any) -> None:
     tag, fields = unpack(pack("Tag", value))
     assert tag == "Tag"
-    assert decoder_for(type(value))(fields) == value
+    found = decoder_for(type(value))(fields)
+    assert found == value
+    assert repr(found) == repr(value)  # a named tuple equals a plain one
 
 
 def test_the_layout_on_the_wire() -> None:
@@ -75,6 +95,10 @@ def test_the_layout_on_the_wire() -> None:
         (5, 1), (5, "0.5"), (5, None), (5, True),
         (6, 1), (6, None), (6, 0.0),
         (7, "text"), (7, None), (7, [1]),
+        (8, None), (8, [6, 7]), (8, [[6]]), (8, [[6, 7], [8]]), (8, [[6, 7, 8]]), (8, ["67"]),
+        (8, [[6, 7], [8, True]]), (8, [[6, -7]]), (8, [[6, 7], [MAX_INTEGER + 1, 0]]),
+        (8, [[6, 7.0]]), (8, [[6, 7], None]), (8, "67"), (8, [{"first": 6}]),
+        (9, [[9, "z"]]), (9, [[[9], "z"]]), (9, [[[9, 0]]]), (9, [[[9, "0"], "z"]]),
     ],
 )  # fmt: skip
 def test_a_wrong_field_names_itself(position: int, wrong: Any) -> None:
@@ -88,7 +112,7 @@ def test_a_wrong_field_names_itself(position: int, wrong: Any) -> None:
 
 @pytest.mark.parametrize("fields", [[], FIELDS[:-1], [*FIELDS, 1], None, "x", {}])
 def test_a_wrong_number_of_fields(fields: Any) -> None:
-    with pytest.raises(MessageError, match="expected 8 fields"):
+    with pytest.raises(MessageError, match="expected 10 fields"):
         decoder_for(Outer)(fields)
 
 

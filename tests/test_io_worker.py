@@ -105,8 +105,8 @@ def test_bad_figures_are_answered_and_the_worker_lives_on(stage: Stage) -> None:
     with stage.worker() as worker:
         worker.greet()
         good = stage.slab(0)
-        outside = replace(good.ranges[0], file_offset=2**62)
-        bad = replace(good, ranges=(outside, *good.ranges[1:]))
+        outside = good.ranges[0]._replace(file_offset=2**62)
+        bad = good._replace(ranges=(outside, *good.ranges[1:]))
         (answer,) = worker.read(bad)
         assert isinstance(answer, ReadFailed)
         assert answer.lease == bad.lease

@@ -4,7 +4,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -226,8 +225,8 @@ def test_bad_figures_are_answered_and_touch_nothing(model: Path) -> None:
     with opened(model) as file, pool_of(N_SLOTS, *[SLAB_BYTES] * 3) as (pool, _):
         queue = ReadQueue(1, SlabReader([file], pool.view, "buffered"), pool)
         good = slabs(pool)[0]
-        bad_range = replace(good.ranges[2], file_offset=FILE_BYTES)
-        bad = replace(good, ranges=(*good.ranges[:2], bad_range))
+        bad_range = good.ranges[2]._replace(file_offset=FILE_BYTES)
+        bad = good._replace(ranges=(*good.ranges[:2], bad_range))
         queue.submit([bad])
         (answer,) = collect(queue, 1)
         assert isinstance(answer, ReadFailed)
@@ -329,7 +328,7 @@ def test_compute_is_told_by_the_thread_that_read_the_last_byte(model: Path) -> N
             select.select([notice_fd], [], [], 20)
             noticed += [notice.lease for notice in take_notices(notice_fd)]
         again = [
-            replace(read, lease=SlotLease(read.lease.slot, read.lease.generation + 1))
+            read._replace(lease=SlotLease(read.lease.slot, read.lease.generation + 1))
             for read in reads
         ]
         queue.submit(again)
