@@ -5,7 +5,6 @@ told and answer, with a `Heartbeat` twice a second, until `Stop`. It decides not
 wrong ends it with a `Failed` and a nonzero exit code.
 """
 
-import gc
 import json
 import math
 import os
@@ -22,6 +21,7 @@ from io_worker.settings import IoSettings, decode_settings
 from io_worker.slab_reader import SlabReader, reader_named
 from shm.birth import Birth, ChildArguments, begin_life, decode_arguments, parent_is_gone
 from shm.codec import MessageError
+from shm.garbage import look_seldom
 from shm.link import LinkError, pair_socket
 from shm.messages import (
     PROTOCOL_VERSION,
@@ -75,7 +75,7 @@ def live(arguments: ChildArguments, birth: Birth, link: Link) -> int:
         choice = choose_reader(settings.reader, settings.files)
         reader = reader_named(choice.name, settings.files, pool, drop_cache=settings.drop_cache)
         queue = ReadQueue(settings.queue_depth, reader, pool, arguments.notice_fd)
-        gc.freeze()  # what start-up made stays: the collector need not walk it again
+        look_seldom()
         link.send(encode(Ready(arguments.process, ready_detail(birth, choice, settings))))
         serve(arguments, link, queue, reader)
         if queue.close() and pool is not None:
