@@ -63,7 +63,7 @@ def ready(read: SlabRead, n_bytes: int = 30) -> SlabsReady:
 
 def test_without_readers_a_layer_is_granted_whole_and_for_good() -> None:
     core = residency(warms=False)
-    (grant,) = to_compute(core.handle_need(need(1, [0, 2])))
+    (grant,) = to_compute(core.serve(need(1, [0, 2])))
     assert grant.standing and grant.layer == 1 and grant.n_waiting == 0
     assert [location.expert for location in grant.locations] == [0, 1, 2, 3]
     # the region is that of the first file; its second file begins 100,000 bytes later
@@ -77,7 +77,7 @@ def test_without_readers_a_layer_is_granted_whole_and_for_good() -> None:
 def test_a_trace_needs_every_message() -> None:
     core = residency(warms=False, standing=False)
     for _ in range(2):
-        (grant,) = to_compute(core.handle_need(need(3, [1, 3])))
+        (grant,) = to_compute(core.serve(need(3, [1, 3])))
         assert not grant.standing
         assert [location.expert for location in grant.locations] == [1, 3]
 
@@ -85,7 +85,7 @@ def test_a_trace_needs_every_message() -> None:
 def test_each_expert_is_granted_when_its_reader_answered() -> None:
     core = residency()
     assert core.worker_ready("io0", 2) == []
-    actions = core.handle_need(need(1, [0, 2, 3]))
+    actions = core.serve(need(1, [0, 2, 3]))
     assert to_compute(actions) == []
     first, second = (read for _, read in reads_of(actions))
     assert (first.layer, first.expert, second.expert) == (1, 0, 2)
@@ -112,7 +112,7 @@ def test_each_expert_is_granted_when_its_reader_answered() -> None:
 def test_what_a_dead_reader_left_is_warmed_by_others() -> None:
     core = residency()
     core.worker_ready("io0", 4)
-    told = [read for _, read in reads_of(core.handle_need(need(0, [0, 1, 2])))]
+    told = [read for _, read in reads_of(core.serve(need(0, [0, 1, 2])))]
     core.handle_ready("io0", ready(told[1]))
     assert core.worker_condemned("io0") == []
     assert core.worker_died("io0") == []
@@ -129,7 +129,7 @@ def test_what_a_dead_reader_left_is_warmed_by_others() -> None:
 def test_pages_that_cannot_be_had(model_changed: bool) -> None:
     core = residency()
     core.worker_ready("io0", 4)
-    told = [read for _, read in reads_of(core.handle_need(need(0, [0, 1])))]
+    told = [read for _, read in reads_of(core.serve(need(0, [0, 1])))]
     failed = ReadFailed(told[0].lease, 5, "disk on fire", model_changed)
     actions = core.handle_failed("io0", failed)
     if model_changed:
@@ -143,9 +143,9 @@ def test_pages_that_cannot_be_had(model_changed: bool) -> None:
     assert to_compute(core.handle_ready("io0", ready(told[1]))) == [], "nobody waits for it"
     core.check()
     # nobody needs it: no reason to end anything
-    core.handle_need(need(0, [2]))
+    core.serve(need(0, [2]))
     core.compute_died()
-    ((_, read),) = reads_of(core.handle_need(need(1, [3])))
+    ((_, read),) = reads_of(core.serve(need(1, [3])))
     assert core.handle_failed("io0", ReadFailed(told[0].lease, 5, "late", False)) == []
     assert len(to_compute(core.handle_ready("io0", ready(read)))) == 1
 
@@ -160,13 +160,13 @@ def test_a_guess_that_becomes_a_demand_is_read_once() -> None:
     core = residency(prefetch=Acting("previous-token"))
     core.worker_ready("io0", 8)
     for layer, experts in ((0, [0, 3]), (1, [1, 2])):  # of a token: what the next one will guess
-        for _, read in reads_of(core.handle_need(need(layer, experts))):
+        for _, read in reads_of(core.serve(need(layer, experts))):
             core.handle_ready("io0", ready(read))
     guesses = []
-    for _, read in reads_of(core.handle_need(need(0, [0, 3]))):
+    for _, read in reads_of(core.serve(need(0, [0, 3]))):
         guesses += reads_of(core.handle_ready("io0", ready(read)))
     assert [(read.layer, read.expert) for _, read in guesses] == [(1, 1), (1, 2)]
-    ((_, demand),) = reads_of(core.handle_need(need(1, [1, 3])))
+    ((_, demand),) = reads_of(core.serve(need(1, [1, 3])))
     assert (demand.layer, demand.expert) == (1, 3)
     (grant,) = to_compute(core.handle_ready("io0", ready(guesses[0][1])))
     assert [location.expert for location in grant.locations] == [1]
@@ -186,7 +186,7 @@ def test_random_runs_grant_every_expert_once(seed: int) -> None:
     for _ in range(30):
         for layer in LAYERS:
             wanted = set(rng.sample(range(N_EXPERTS), rng.randint(1, N_EXPERTS)))
-            actions = core.handle_need(need(layer, sorted(wanted)))
+            actions = core.serve(need(layer, sorted(wanted)))
             while True:
                 core.check()
                 under_way += reads_of(actions)

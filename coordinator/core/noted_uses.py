@@ -3,6 +3,9 @@
 Part of the decision core. A layer counts the same whether compute asked for its experts or had a
 lasting grant of them all, and layers count in the order in which they were computed: so hits and
 victims depend on what was used alone.
+
+Rule to keep: `touch` before victims are chosen, `count` before they are counted or a guess is read.
+In between reads are handed out: they do not depend on the counting, and need not wait for it.
 """
 
 from collections import Counter
@@ -32,20 +35,27 @@ class NotedUses:
         self._placement = placement
         self._prefetch = prefetch
         self._counters = counters
+        self._uncounted: list[tuple[Need, int]] = []  # touched only, with how many hits
 
-    def add(self, layer: ServedLayer, n_hits: int) -> None:
-        """A layer uses its experts, of which so many were there."""
-        need, uses = layer.need, layer.uses_in_order()
+    def touch(self, layer: ServedLayer, n_hits: int) -> None:
+        """A layer uses its experts, of which so many were there: what victims depend on."""
+        number = layer.need.layer
         self.n_needs += 1
-        self._counters.add_need(n_hits, len(uses) - n_hits)
-        for use in uses:
-            key = (need.layer, use.expert)
-            self.of_key[key] += use.n_tokens
-            self._placement.touch(key, self.n_needs, use.n_tokens)
-        self._prefetch.handle_need(need, self._geometry.next_layer(need.layer))
+        for use in layer.uses_in_order():
+            self._placement.touch((number, use.expert), self.n_needs, use.n_tokens)
+        self._uncounted.append((layer.need, n_hits))
 
-    def add_known(self, known: KnownLayer) -> None:
+    def touch_known(self, known: KnownLayer) -> None:
         """Compute was done with a layer without asking."""
         slots = [self._placement.slots.find((known.layer, use.expert)) for use in known.experts]
         n_hits = sum(1 for slot in slots if slot and slot.state is SlotState.READY)
-        self.add(ServedLayer(Need(0, known.layer, known.experts, (), ())), n_hits)
+        self.touch(ServedLayer(Need(0, known.layer, known.experts, (), ())), n_hits)
+
+    def count(self) -> None:
+        """All else that uses are noted for, of the layers since the last call."""
+        for need, n_hits in self._uncounted:
+            self._counters.add_need(n_hits, len(need.experts) - n_hits)
+            for use in need.experts:
+                self.of_key[(need.layer, use.expert)] += use.n_tokens
+            self._prefetch.handle_need(need, self._geometry.next_layer(need.layer))
+        self._uncounted.clear()

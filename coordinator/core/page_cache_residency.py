@@ -103,7 +103,7 @@ class PageCacheResidency:
 
     # Layers
 
-    def handle_need(self, need: Need) -> list[Action]:
+    def serve(self, need: Need) -> list[Action]:
         """Have the experts warmed; without readers grant them at once."""
         self.n_needs += 1
         self.counters.requests += len(need.experts)

@@ -5,7 +5,7 @@ facts, returns actions, and does no I/O: it reads no clock, draws no random numb
 
 What it guarantees, and a change must keep:
 
-- Hits are granted before any read is asked for; a slot in use or being filled is never evicted.
+- A slot in use or being filled is never evicted.
 - What compute may use without asking (a lasting grant) is evicted only where a `Need` waits for its
   answer, or between two steps, and compute is told first.
 - All victims of a layer are chosen when its `Need` is handled, also for experts that must wait for
@@ -14,7 +14,7 @@ What it guarantees, and a change must keep:
   is confirmed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from coordinator.core.actions import Action, RequestsFailed, StopWith, ToCompute
 from coordinator.core.adoption import Adoption, Moved
@@ -112,34 +112,33 @@ class Residency:
 
     # Layers
 
-    def handle_need(self, need: Need) -> list[Action]:
-        """Grant what is there, ask for the rest."""
+    def serve(self, need: Need) -> Iterator[Action]:
+        """Reads first, so that the disk begins while the grant is decided (see `Core.decide`)."""
         self._returns.take(need.released, self._layer)
         self.slots.unpin_all()  # what was granted twice is given back once
         for known in need.earlier:
-            self._noted.add_known(known)
+            self._noted.touch_known(known)
         self._layer = layer = ServedLayer(need)
         hits, misses = find_seated(self.slots, layer, layer.uses_in_order())
-        self._noted.add(layer, len(hits))
+        self._noted.touch(layer, len(hits))
         if failed := gone_in_use(self.slots, layer):
-            return failed
+            yield from failed
+            return
         seats = (self._placement, self.geometry, layer, hits, misses, self._noted.n_needs)
         loading = seat_layer(*seats, whole_layers=self._whole_layers)
-        retiring = self._resizing.may_evict()
-        told = self._tell_evictions(layer)
+        self._reads.push(self.geometry.read_of(slot) for slot in loading)
+        yield from self._reads.dispatch()
+        retiring, told = self._resizing.may_evict(), self._tell_evictions(layer)
         grant = self._grants.first(layer, hits, coming(self.slots, self._reads, layer))
         if grant.standing:
             for slot in hits:
                 if slot.key and slot.key[1] not in need.known:  # these are given back
                     self.slots.unpin(slot)
-        self._reads.push(self.geometry.read_of(slot) for slot in loading)
-        # Reads first: what is granted keeps all cores busy, and the disk would wait for one
-        actions: list[Action] = [*self._reads.dispatch(), *told, ToCompute(grant)]
-        return actions + retiring + self._read_guesses()
+        yield from (*told, ToCompute(grant), *retiring, *self._read_guesses())
 
     def note_known(self, known: KnownLayer) -> None:
         """Compute was done with a layer without asking: it counts like any other."""
-        self._noted.add_known(known)
+        self._noted.touch_known(known)
 
     @property
     def n_needs(self) -> int:
@@ -153,6 +152,7 @@ class Residency:
 
     def _tell_evictions(self, layer: ServedLayer | None = None) -> list[Action]:
         """Count who had to go, and tell compute; also who will not be there for long."""
+        self._noted.count()
         evicted = self._placement.take_evicted()
         self.counters.evictions += len(evicted)
         self.prefetch.note_evicted(evicted)

@@ -7,7 +7,7 @@ compute process with ``--single-process``, and under `replay`.
 `residency` routes experts, `requests` composes steps; this module joins the two.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,6 +134,12 @@ class Core:
 
     def handle(self, event: Event) -> list[Action]:
         """Decide. Raises AssertionError or SlotError for a fault of ours."""
+        return list(self.decide(event))
+
+    def decide(self, event: Event) -> Iterable[Action]:
+        """The same for whoever performs actions as they come: the reads for a `Need` can begin
+        while its grant is still being decided. All must be taken before the next message is
+        handled; that a reader is condemned may be told in between."""
         match event:
             case FromCompute(message):
                 return self._from_compute(message)
@@ -171,13 +177,13 @@ class Core:
         self.residency.check()
         self.requests.check()
 
-    def _from_compute(self, message: Any) -> list[Action]:
+    def _from_compute(self, message: Any) -> Iterable[Action]:
         match message:
             case Need():
                 self._tell_of(message.step, message.earlier)
                 if self._on_need is not None:
                     self._on_need(message)
-                return self._after_failures(self.residency.handle_need(message))
+                return self._after_failures(self.residency.serve(message))
             case SlotsLost():
                 return self._after_failures(self.residency.handle_lost(message))
             case Release(released):
@@ -209,7 +215,7 @@ class Core:
         if step and not done.cancelled and all(part.n_tokens == 1 for part in step.slices):
             self.residency.prefetch.handle_step(done.times.wall_ns)
 
-    def _after_read_failed(self, actions: list[Action]) -> list[Action]:
+    def _after_read_failed(self, actions: list[Action]) -> Iterable[Action]:
         """Where compute may be using what nobody could read again, its step ends: another expert
         may come into the slot before it hears of that."""
         step = self.requests.running_step
@@ -220,9 +226,10 @@ class Core:
             actions = [*actions, RequestsFailed(why), ToCompute(Abort(step.step))]
         return self._after_failures(actions)
 
-    def _after_failures(self, actions: list[Action]) -> list[Action]:
+    def _after_failures(self, actions: Iterable[Action]) -> Iterator[Action]:
         """A failed read ends the requests of the step: remember why until compute has stopped."""
         for action in actions:
             if isinstance(action, RequestsFailed):
                 self.requests.fail_step(action.text)
-        return [action for action in actions if not isinstance(action, RequestsFailed)]
+            else:
+                yield action

@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from coordinator.core.actions import (
@@ -162,7 +162,7 @@ class Engine:
             self._tick(time.monotonic_ns())
         self._watch_memory(now)
         if self.is_up(COMPUTE):
-            self._perform(self.core.handle(Continue()))
+            self._perform(self.core.decide(Continue()))
 
     # Children
 
@@ -250,12 +250,11 @@ class Engine:
     # The core
 
     def handle(self, event: Event) -> None:
-        """Let the core decide, and do what it says."""
-        self._perform(self.core.handle(event))
+        """Let the core decide, and do what it says as it comes."""
+        self._perform(self.core.decide(event))
 
-    def _perform(self, actions: list[Action]) -> None:
+    def _perform(self, actions: Iterable[Action]) -> None:
         for action in actions:
-            self.totals.performed(action, time.monotonic_ns())
             match action:
                 case ToCompute(message):
                     self.send(COMPUTE, message)
@@ -270,6 +269,7 @@ class Engine:
                     raise EngineError(exit_code, text)
                 case _ if isinstance(action, SlotMemory):
                     self.memory.perform(action)
+            self.totals.performed(action, time.monotonic_ns())  # nobody waits for it
 
     def send(self, name: str, message: Any) -> None:
         """Send to a process; one that takes nothing is killed."""

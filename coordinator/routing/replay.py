@@ -86,7 +86,7 @@ class Replay:
         n_hits_before = counters.hits
         released, self._released = self._released, ()
         self._perform(self.residency.handle_release(released))
-        self._perform(self.residency.handle_need(need))
+        self._perform(list(self.residency.serve(need)))
         n_hits = counters.hits - n_hits_before
         self.outcome.add(need, n_hits, self._slab_bytes[need.layer])
 
