@@ -7,6 +7,7 @@ steps until `Stop`. With ``--io-workers 0`` it also reads the slabs that are add
 import dataclasses
 import json
 import os
+import select
 import sys
 import time
 from collections import deque
@@ -24,6 +25,7 @@ from io_worker.read_queue import ReadQueue, ThreadsError
 from io_worker.slab_reader import reader_named
 from shm.birth import Birth, ChildArguments, begin_life, decode_arguments, parent_is_gone
 from shm.codec import MessageError
+from shm.garbage import look_seldom
 from shm.link import LinkError, pair_socket
 from shm.messages import (
     PROTOCOL_VERSION,
@@ -65,8 +67,10 @@ class SocketLink:
         self._socket = socket
         self._arguments = arguments
         self._reads: ReadQueue | None = None
-        self._poller = zmq.Poller()
-        self._poller.register(socket, zmq.POLLIN)
+        # of the system: ZeroMQ's takes several times as long to wake up. Its descriptor tells only
+        # of what came after `poll` looked last, so nothing may come between `poll` and a wait.
+        self._poller = select.poll()
+        self._poller.register(int(socket.getsockopt(zmq.FD)), select.POLLIN)
         self._notice_fd: int | None = None
         self._notices: deque[SlabNotice] = deque()
         self._n_received = 0
@@ -74,12 +78,12 @@ class SocketLink:
     def read_locally(self, queue: ReadQueue) -> None:
         """From now on `ReadSlabs` goes to this queue."""
         self._reads = queue
-        self._poller.register(queue.completion_fd, zmq.POLLIN)
+        self._poller.register(queue.completion_fd, select.POLLIN)
 
     def hear_readers(self, notice_fd: int) -> None:
         """From now on notices come from this pipe, those first that nobody read before."""
         self._notice_fd = notice_fd
-        self._poller.register(notice_fd, zmq.POLLIN)
+        self._poller.register(notice_fd, select.POLLIN)
 
     def send(self, message: Any) -> None:
         """See `Link`."""
@@ -178,6 +182,7 @@ def live(arguments: ChildArguments, birth: Birth, link: SocketLink) -> int:
         assembled = assemble(settings, pool, link, progress_teller(link))
         if pool is not None and not is_writer and assembled.experts_in.name == "pool":
             pool.populate(writable=False)  # else it is read past the mapping
+        look_seldom()
         link.send(Ready(arguments.process, ready_detail(birth, assembled)))
         serve(link, assembled)
         return 0
