@@ -8,6 +8,7 @@ wrong ends it with a `Failed` and a nonzero exit code.
 import json
 import math
 import os
+import select
 import sys
 import time
 from typing import Any
@@ -121,14 +122,15 @@ def serve(
     arguments: ChildArguments, link: Link, queue: ReadQueue, reader: SlabReader | CacheWarmer
 ) -> None:
     """Read and answer until `Stop` or until the parent is gone."""
-    poller = zmq.Poller()
-    poller.register(link, zmq.POLLIN)
-    poller.register(queue.completion_fd, zmq.POLLIN)
+    # The system's own poll: ZeroMQ's takes several times as long, and the reading threads have
+    # their turn when this one sleeps. The link's descriptor tells only of what came after its
+    # events were looked at, so nothing is sent between that look and the wait.
+    poller = select.poll()
+    poller.register(int(link.getsockopt(zmq.FD)), select.POLLIN)
+    poller.register(queue.completion_fd, select.POLLIN)
     next_beat = time.monotonic()
     while True:
-        wait_seconds = max(0.0, next_beat - time.monotonic())
-        poller.poll(math.ceil(wait_seconds * 1000))
-        while int(link.getsockopt(zmq.EVENTS)) & zmq.POLLIN:  # `poll` builds a poller each time
+        while int(link.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             message = decode(link.recv())
             match message:
                 case Stop():
@@ -139,8 +141,11 @@ def serve(
                     queue.forget(slots)
                 case _:
                     raise MessageError(f"link: unexpected {type(message).__name__}")
-        for completion in queue.collect():
-            link.send(encode(completion))
+        wait_seconds = max(0.0, next_beat - time.monotonic())
+        ready = poller.poll(math.ceil(wait_seconds * 1000))
+        if any(fd == queue.completion_fd for fd, _ in ready):
+            for completion in queue.collect():
+                link.send(encode(completion))
         if time.monotonic() >= next_beat:
             next_beat = time.monotonic() + HEARTBEAT_SECONDS
             for line in reader.new_refusals():
