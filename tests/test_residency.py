@@ -5,11 +5,19 @@ import random
 import pytest
 from simulation import engine, need, policy_geometry
 
+from coordinator.core.actions import ToCompute, ToWorker
 from coordinator.core.frequency import Lfu
 from coordinator.core.hot_set import Calibrated, Static
 from coordinator.core.policies import LayerLru, Lru, Slru
 from coordinator.core.slots import SlotState
-from coordinator.core.state import FromCompute, FromReader, PoolTarget
+from coordinator.core.state import (
+    FromCompute,
+    FromReader,
+    PoolTarget,
+    ReaderCondemned,
+    ReaderDied,
+    ReaderReady,
+)
 from shm.messages import (
     Abort,
     Grant,
@@ -40,6 +48,37 @@ def test_hits_are_granted_while_misses_are_read() -> None:
     first, second = actions
     assert [(read.layer, read.expert) for read in first.message.reads] == [(0, 3)]
     assert [location.expert for location in second.message.locations] == [2]
+
+
+def test_reads_come_before_the_rest_is_decided() -> None:
+    run = engine(1, 8, 8)
+    run.run_layer(need(0, [1, 2]))
+    counters = run.core.residency.counters
+    n_before = counters.requests
+    actions = iter(run.core.decide(FromCompute(need(0, [2, 3]))))
+    first = next(actions)
+    assert isinstance(first, ToWorker)
+    assert counters.requests == n_before
+    (rest,) = actions
+    assert isinstance(rest, ToCompute)
+    assert isinstance(rest.message, Grant)
+    assert counters.requests == n_before + 2
+
+
+def test_a_reader_is_condemned_while_a_need_is_decided() -> None:
+    """It takes no reads, which shows at once: what it will never bring is granted when it comes."""
+    run = engine(1, 8, 8)
+    actions = iter(run.core.decide(FromCompute(need(0, [3]))))
+    name = next(actions).name
+    run.handle(ReaderCondemned(name))
+    (grant,) = [action.message for action in actions]
+    assert grant.on_the_way == ()
+    run.under_way[name].clear()
+    run.handle(ReaderDied(name))
+    run.handle(ReaderReady(name, 2))
+    run.inbox.clear()
+    run.complete_all_reads()
+    assert [each.expert for message in run.inbox for each in message.locations] == [3]
 
 
 def test_a_slot_in_use_is_not_evicted() -> None:
