@@ -11,14 +11,13 @@ import numpy as np
 
 from compute_worker.engine import Engine
 from compute_worker.feed import ExpertFeed
-from compute_worker.guess import RouterGuess
 from compute_worker.kept import KeptPrompt
 from compute_worker.kernel_choice import select
 from compute_worker.kernels import Kernels
 from compute_worker.kv import KvCache
 from compute_worker.link import Link
 from compute_worker.locked import LockOutcome, LockRefused, lock_as_wanted, refusal_to_lock
-from compute_worker.matrix import Bytes, Floats
+from compute_worker.matrix import Bytes
 from compute_worker.memory_trial import try_memory
 from compute_worker.own_memory import OwnMemory
 from compute_worker.regions import Regions
@@ -81,10 +80,9 @@ def assemble(
     kv = KvCache(
         spec.n_layers, spec.n_kv_heads, spec.head_width, settings.n_kv_blocks, settings.kv_kind
     )
-    guess = RouterGuess(weights, kernels) if settings.guess_next_layer else _no_guess
     regions = Regions(pool, mapped)
     own = OwnMemory(regions, spec.slabs, locks=lock.setting == "all")
-    feed = ExpertFeed(link, regions, spec.slabs, spec.n_active, kernels, guess, own)
+    feed = ExpertFeed(link, regions, spec.slabs, spec.n_active, kernels, own)
     keep_fd = settings.keep_fd
     on_kept = None if keep_fd is None else lambda kept: _write_kept(keep_fd, kept)
     engine = Engine(weights, kernels, kv, feed, link, on_kept)
@@ -122,10 +120,6 @@ def _lock(
     if refusal and settings.mlock == "require":
         raise LockRefused(refusal)
     return LockOutcome(dense.locked_bytes if refusal else needed, needed, refusal)
-
-
-def _no_guess(layer: int, x: Floats) -> tuple[int, ...]:
-    return ()
 
 
 def _write_kept(fd: int, kept: KeptPrompt) -> None:

@@ -136,7 +136,8 @@ class Engine:
         faults = _faults()
         is_kept = self._sequences[step.slices[0].request].kept is not None
         wanted = None if is_kept else drawn_rows(step.slices)
-        self._feed.begin_step(step.step, recent_rows(step.slices, self._n_prompt_tokens), wanted)
+        recent = recent_rows(step.slices, self._n_prompt_tokens)
+        self._feed.begin_step(step.step, recent, wanted, step.n_guesses)
         sampled: tuple[Sampled, ...] = ()
         cancelled = False
         try:

@@ -44,6 +44,7 @@ from shm.messages import (
     Finished,
     Forget,
     Grant,
+    Guess,
     KnownLayer,
     Location,
     Need,
@@ -55,7 +56,6 @@ from shm.messages import (
 )
 
 Now = Callable[[], int]
-Guess = Callable[[int, Floats], tuple[int, ...]]  # (layer, x) -> experts of the next layer
 
 
 class StepCancelled(Exception):
@@ -72,18 +72,17 @@ class ExpertFeed:
         slabs: SlabTable,
         n_active: int,
         kernels: Kernels,
-        guess: Guess,
         own: OwnMemory,
         now: Now = time.monotonic_ns,
     ) -> None:
         self.waiting = Waiting()
         self.standing_uses = 0
         self.computing_ns = 0  # in the kernels of experts, of this step
+        self.n_guesses = 0  # see `forward.Known`
         self.released: list[SlotLease] = []  # computed, not told yet
         self._link = link
         self._regions = regions
         self._kernels = kernels
-        self._guess = guess
         self._now = now
         self._n_active = n_active
         self._shapes = {layer.layer: expert_shape(layer) for layer in slabs.layers}
@@ -92,16 +91,22 @@ class ExpertFeed:
         self._lasting = LastingGrants(self._known, regions)
         self._uses = ToldUses(len(slabs.layers), n_active)
         self._step: int | None = None  # None: no step runs
+        self._guessed: tuple[int, ...] = ()  # at the layer that is to be fed, of the next one
         self._out: Floats | None = None  # of this step: clearing pages for each layer takes time
         self._noticed: dict[int, SlabNotice] = {}  # the last one of each slot
         self._cancelled: set[int] = set()
         self._late: list[Finished | Forget] = []
 
     def begin_step(
-        self, step: int, recent: npt.NDArray[np.bool_] | None, wanted: Integers | None = None
+        self,
+        step: int,
+        recent: npt.NDArray[np.bool_] | None,
+        wanted: Integers | None = None,
+        n_guesses: int = 0,
     ) -> None:
-        """A step begins; `recent` and `wanted`: see `ToldUses.begin_step`."""
+        """A step begins; `recent` and `wanted`: see `ToldUses.begin_step`, `n_guesses`: `Step`."""
         self._step = step
+        self.n_guesses = n_guesses
         self._uses.begin_step(recent, wanted)
         self.waiting = Waiting()
         self.standing_uses = 0
@@ -168,12 +173,14 @@ class ExpertFeed:
             self._out = aligned_floats(chosen.size, x.shape[1])
         out = self._out[: chosen.size]  # (T*A, D)
         pairs = group_by_expert(chosen)
+        guessed, self._guessed = self._guessed, ()
         if layer in self._standing:
             self.standing_uses += len(pairs)
+            self._tell_guess(layer + 1, guessed)
             there = self._known.addresses(layer, list(pairs))
             self._compute(layer, there, list(pairs.values()), x, out)
         else:
-            self._compute_granted(layer, pairs, x, out)
+            self._compute_granted(layer, pairs, guessed, x, out)
         return self._kernels.combine(out, weights)  # (T, D)
 
     @property
@@ -184,22 +191,32 @@ class ExpertFeed:
     def used(self, run: LayerRun) -> None:
         """See `forward.Known`."""
         self.computing_ns += run.experts_ns
-        for layer, chosen in zip(run.layers, run.chosen, strict=True):
+        n_done = len(run.layers)
+        self._guessed = run.guesses[n_done] if run.unknown is not None else ()
+        for layer, chosen, guessed in zip(
+            run.layers, run.chosen, run.guesses[:n_done], strict=True
+        ):
             if layer in self._standing:
                 self.standing_uses += len(set(chosen.ravel().tolist()))
             else:
-                self._uses.add_known(layer, group_by_expert(chosen))
+                self._uses.add_known(layer, group_by_expert(chosen), guessed)
 
     def _compute_granted(
-        self, layer: int, pairs: dict[int, Integers], x: Floats, out: Floats
+        self,
+        layer: int,
+        pairs: dict[int, Integers],
+        guessed: tuple[int, ...],
+        x: Floats,
+        out: Floats,
     ) -> None:
         known = self._lasting.known(layer, pairs)
         if len(known) == len(pairs):
-            self._uses.add_known(layer, pairs)
+            self._uses.add_known(layer, pairs, guessed)
+            self._tell_guess(layer + 1, guessed)
             self._compute(layer, self._regions.table(known), list(pairs.values()), x, out)
             return
         fed = FedLayer(layer, self._now())
-        self._ask(layer, self._uses.of(layer, pairs), known, x)
+        self._ask(layer, self._uses.of(layer, pairs), known, guessed)
         if known:
             wanted = [pairs.pop(location.expert) for location in known]
             self._compute(layer, self._regions.table(known), wanted, x, out)
@@ -225,12 +242,22 @@ class ExpertFeed:
             self._link.send(Release(self.take_released()))
 
     def _ask(
-        self, layer: int, uses: tuple[ExpertUse, ...], known: list[Location], x: Floats
+        self,
+        layer: int,
+        uses: tuple[ExpertUse, ...],
+        known: list[Location],
+        guessed: tuple[int, ...],
     ) -> None:
         assert self._step is not None
         of = tuple([location.expert for location in known])
-        told = (self._guess(layer, x), self.take_released(), of, self.take_earlier())
+        told = (guessed, self.take_released(), of, self.take_earlier())
         self._link.send(Need(self._step, layer, uses, *told))
+
+    def _tell_guess(self, layer: int, guessed: tuple[int, ...]) -> None:
+        """No `Need` carries it: it is worth a message if something of it is not here."""
+        unknown = tuple([expert for expert in guessed if not self._known.has(layer, expert)])
+        if unknown:
+            self._link.send(Guess(layer, unknown))
 
     def _next_there(self, fed: FedLayer) -> list[Location]:
         """Wait for experts of the layer; all those that are there now, for one call of a kernel."""

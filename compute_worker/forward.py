@@ -40,6 +40,10 @@ class Known(Protocol):
     def entries(self) -> Addresses:
         """Of all experts of the model (L, E, 6), see `KnownExperts`; valid for one call."""
 
+    @property
+    def n_guesses(self) -> int:
+        """Experts of the next layer to be guessed at each layer of a single token."""
+
     def used(self, run: LayerRun) -> None:
         """Some layers are done."""
 
@@ -95,7 +99,9 @@ def forward(
     while layers:
         before(layers.start)
         if known is not None:
-            given = (weights, layers[:at_once], hidden, parts[0][1], kv, known.entries)
+            n_guesses = known.n_guesses if len(hidden) == 1 else 0
+            where = (parts[0][1], kv, known.entries, n_guesses)
+            given = (weights, layers[:at_once], hidden, *where)
             run = kernels.known_layers(kernels, *given)
             known.used(run)
             layers = layers[len(run.layers) :]

@@ -27,7 +27,7 @@ Attend = Callable[["Kernels", Weights, int, Floats, "Places", KvCache], None]
 Choice = tuple[Floats, Integers, Floats]  # x (T, D), ids (T, A) ascending, weights (T, A)
 Choose = Callable[["Kernels", Weights, int, Floats], Choice]
 KnownLayers = Callable[
-    ["Kernels", Weights, range, Floats, "Places", KvCache, Addresses], "LayerRun"
+    ["Kernels", Weights, range, Floats, "Places", KvCache, Addresses, int], "LayerRun"
 ]
 
 
@@ -55,6 +55,8 @@ class LayerRun:
     chosen: Integers  # (layers, T, A), ascending ids
     experts_ns: int  # spent in the experts
     unknown: Choice | None  # of the layer after them, which is to be fed; None: all are done
+    # Experts of the next layer, likeliest first: told at each that is done, and at the one unknown
+    guesses: Sequence[tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)

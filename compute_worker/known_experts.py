@@ -39,6 +39,10 @@ class KnownExperts:
         """Nothing of the layer may be used any more."""
         self.entries[layer] = 0
 
+    def has(self, layer: int, expert: int) -> bool:
+        """Whether it is known; its mark is not looked at."""
+        return bool(self.entries[layer, expert, 0])
+
     def addresses(self, layer: int, experts: Sequence[int]) -> Addresses:
         """Of gate, up and down of some experts (n, 3), for a kernel."""
         return addresses_of(self.entries[layer, experts])

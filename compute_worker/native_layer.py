@@ -111,17 +111,21 @@ class NativeLayers:
         places: Places,
         kv: KvCache,
         entries: Addresses,
+        n_guesses: int,
     ) -> LayerRun:
         """See `known_layers.known_layers`."""
         all_layers = self._all(weights)
         if all_layers is None:
-            return known_layers(kernels, weights, layers, hidden, places, kv, entries)
+            where = (hidden, places, kv, entries, n_guesses)
+            return known_layers(kernels, weights, layers, *where)
         assert hidden.dtype == np.float32 and hidden.flags.c_contiguous
         assert entries.flags.c_contiguous and layers.step == 1
         n_tokens, n_active = len(hidden), weights.spec.n_active
         x = aligned_floats(*hidden.shape)
         chosen = np.empty((len(layers), n_tokens, n_active), np.int32)
         shares = np.empty((n_tokens, n_active), np.float32)
+        n_guesses = min(n_guesses, n_active)
+        guesses = np.empty((len(layers), n_active), np.int32)
         span = (all_layers, layers.start, layers.stop)
         scratch = self._scratch_of(self._lib.moe_layers_floats(*span, n_tokens))
         report = self._ffi.new("moe_layers_report *")
@@ -137,15 +141,21 @@ class NativeLayers:
             self._floats(x),
             self._integers(chosen),
             self._floats(shares),
+            n_guesses,
+            self._integers(guesses),
             report,
         )
         if failed:
             raise no_scratch()
         done = range(layers.start, report.next_layer)
         unknown = None
-        if report.reason == self._lib.MOE_UNKNOWN_EXPERT:
+        if report.reason != self._lib.MOE_ALL_DONE:
             unknown = (x, chosen[len(done)], shares)
-        return LayerRun(done, chosen[: len(done)], int(report.experts_nanoseconds), unknown)
+        told = [tuple(row) for row in guesses[: len(done) + 1, :n_guesses].tolist()]
+        if unknown is None:  # nothing comes after the last layer
+            told[len(done) - 1 :] = [()]
+        experts_ns = int(report.experts_nanoseconds)
+        return LayerRun(done, chosen[: len(done)], experts_ns, unknown, told)
 
     def _scratch_of(self, n_floats: int) -> Floats:
         """So many floats of anything, at least; valid until the next call."""

@@ -35,7 +35,6 @@ class ComputeSettings:
     experts_in: str
     n_tokens: int | None  # of the one answer of the run; None: any may come
     local_reads: LocalReads | None
-    guess_next_layer: bool  # send the next router's guess with every `Need`
     keep_fd: int | None  # `eval`: where logits and chosen experts of the prompt are written
 
 

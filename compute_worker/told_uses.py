@@ -37,9 +37,9 @@ class ToldUses:
         uses = [(e, len(own), int(np.count_nonzero(recent[own]))) for e, own in pairs.items()]
         return tuple([ExpertUse(*use) for use in uses])
 
-    def add_known(self, layer: int, pairs: dict[int, Integers]) -> None:
-        """A layer was computed without a grant."""
-        self._earlier.append(KnownLayer(layer, self.of(layer, pairs)))
+    def add_known(self, layer: int, pairs: dict[int, Integers], guessed: tuple[int, ...]) -> None:
+        """A layer was computed without a grant; `guessed`: experts of the next one."""
+        self._earlier.append(KnownLayer(layer, self.of(layer, pairs), guessed))
 
     def take_earlier(self) -> tuple[KnownLayer, ...]:
         """Layers that the next message tells of."""

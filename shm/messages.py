@@ -110,13 +110,15 @@ class Step:
     """C -> X: compute layers ``[first_layer, stop_layer)`` of a ragged batch; answer: `StepDone`.
 
     A prompt chunk may be cut at layer boundaries: the step that begins at layer k > 0 continues the
-    hidden state which the step of the same slices left at k.
+    hidden state which the step of the same slices left at k. With each layer, `n_guesses` experts
+    are told that the next one will probably need.
     """
 
     step: int
     slices: tuple[Slice, ...]
     first_layer: int
     stop_layer: int
+    n_guesses: int = 0
 
 
 class ExpertUse(NamedTuple):
@@ -140,6 +142,16 @@ class KnownLayer(NamedTuple):
 
     layer: int
     experts: tuple[ExpertUse, ...]
+    predicted: tuple[int, ...] = ()  # see `Need`
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """X -> C, at a layer that sends no `Need`: experts that the next one will probably need and
+    that no grant covers, likeliest first. Not answered."""
+
+    layer: int  # the next one
+    experts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,9 +452,10 @@ class Stop:
 
 
 MESSAGES: tuple[type, ...] = (
-    Hello, Welcome, Ready, Progress, Submit, Step, Need, Grant, Evicted, Revoke, Adopt, Adopted,
-    Dropped, Abort, Release, SlotsLost, ReadSlabs, SlotsPunched, SlabsReady, ReadFailed, StepDone,
-    Finished, Forget, LoadBlocks, SaveBlocks, BlocksSaved, Cancel, Heartbeat, Failed, Stop,
+    Hello, Welcome, Ready, Progress, Submit, Step, Guess, Need, Grant, Evicted, Revoke, Adopt,
+    Adopted, Dropped, Abort, Release, SlotsLost, ReadSlabs, SlotsPunched, SlabsReady, ReadFailed,
+    StepDone, Finished, Forget, LoadBlocks, SaveBlocks, BlocksSaved, Cancel, Heartbeat, Failed,
+    Stop,
 )  # fmt: skip
 decode = decoder_of(MESSAGES)
 

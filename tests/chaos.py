@@ -53,6 +53,7 @@ from shm.messages import (
     ExpertUse,
     Finished,
     Grant,
+    Guess,
     KnownLayer,
     Need,
     ReadFailed,
@@ -139,7 +140,7 @@ class World:
             standing_grants=rng.random() < 0.7,
             lasting_grants=rng.random() < 0.8,
             whole_layers=rng.random() < 0.2,
-            prefetch=Prefetch(rng.choice(["off", "off", "previous-token", "router"])),
+            prefetch=Prefetch(rng.choice(["off", "prompt", "previous-token", "router"])),
         )
         schedule = Schedule(self.n_layers, 64, rng.randint(1, 4))
         self.core = Core(residency, Requests(schedule))
@@ -471,6 +472,8 @@ class World:
         if len(known) == len(experts):
             compute.computing = known
             compute.earlier.append(KnownLayer(compute.layer, uses))
+            if compute.layer + 1 < self.n_layers and self.rng.random() < 0.5:
+                self._say(Guess(compute.layer + 1, (self.rng.randrange(self.n_experts),)))
             self.check_held()
             return
         compute.keeps, compute.n_waiting, compute.on_the_way = False, 0, {}

@@ -10,7 +10,6 @@ from test_feed import LAYER, PoolStage, pool_stage
 
 from coordinator.core.actions import PunchSlots, ToCompute
 from coordinator.core.frequency import Lfu
-from coordinator.core.prefetch import Prefetch
 from coordinator.core.state import FromCompute, FromReader, PoolTarget
 from coordinator.routing.replay import replay
 from shm.messages import (
@@ -262,7 +261,7 @@ def test_what_cannot_be_read_again_ends_the_step_that_may_use_it(residents: Engi
     assert told_of(residents.handle(failed)) == []  # twice
 
 
-@pytest.mark.parametrize("settings", [{"prefetch": Prefetch("router")}, {"whole_layers": True}, {}])
+@pytest.mark.parametrize("settings", [{"whole_layers": True}, {}])
 def test_where_experts_may_go_at_any_time_no_grant_lasts(settings: dict[str, Any]) -> None:
     run = engine(2, 8, 4, lasting_grants=bool(settings), **settings)
     for layer in (0, 1):

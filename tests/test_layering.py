@@ -19,7 +19,7 @@ MODULES = sorted(
     for path in (ROOT / package).rglob("*.py")
 )
 MAX_MODULE_LINES, MAX_FUNCTION_LINES = 300, 60
-MAY_BE_LONGER = {"shm.messages": 470}  # one file declares them all, with who answers whom
+MAY_BE_LONGER = {"shm.messages": 480}  # one file declares them all, with who answers whom
 MAY_IMPORT_IN_TRY = {
     "compute_worker.native_kernels",  # an install without a compiler has none
     "coordinator.fetch_model",  # an install without the extra

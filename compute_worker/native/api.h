@@ -112,7 +112,7 @@ typedef struct {
 } moe_known_expert;
 
 /* Why moe_layers ended where it did. */
-enum { MOE_ALL_DONE = 0, MOE_UNKNOWN_EXPERT = 1 };
+enum { MOE_ALL_DONE = 0, MOE_UNKNOWN_EXPERT = 1, MOE_UNKNOWN_GUESS = 2 };
 
 typedef struct {
     int next_layer; /* those before it are done; of this one attention and choice, unless all are */
@@ -125,11 +125,12 @@ uint64_t moe_layers_floats(const moe_layer *const *layers, int first, int stop, 
 /* See `known_layers`: layers [first, stop) of all `layers`, as far as their experts are known in
  * `experts` (all layers, n_experts). hidden (T, width) is changed in place. chosen (stop - first,
  * T, n_active) is written for all layers up to the next one, x (T, width) and shares (T, n_active)
- * for that one. */
+ * for that one. A single token may tell guesses, of each row (stop - first, n_active) the first
+ * n_guesses; the layer before `stop` tells none. */
 int moe_layers(moe_engine *engine, int numerics, const moe_layer *const *layers, int first,
                int stop, const moe_known_expert *experts, const moe_kv *kv,
                const moe_places *places, float *hidden, float *scratch, float *x, int32_t *chosen,
-               float *shares, moe_layers_report *report);
+               float *shares, int n_guesses, int32_t *guesses, moe_layers_report *report);
 
 /* Sum of all 64-bit words of a buffer, over all threads: reads at the speed of the memory bus. */
 uint64_t moe_read_all(moe_engine *engine, const void *data, uint64_t n_bytes);

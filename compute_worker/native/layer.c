@@ -81,12 +81,13 @@ int moe_choose(moe_engine *engine, int numerics, const moe_layer *layer, const f
     return 0;
 }
 
-/* Of a token: the scores, then the outputs of experts and the pairs by expert (integers of the same
- * size). Attention is over by then. */
+/* Of a token: the scores, then what a guess wants, then the outputs of experts and the pairs by
+ * expert (integers of the same size). Attention is over by then. */
 static size_t experts_floats(const moe_layer *layer)
 {
-    size_t outputs = (size_t)layer->n_active * ((size_t)layer->width + 1);
-    return larger((size_t)layer->n_experts, outputs);
+    size_t width = (size_t)layer->width, n_active = (size_t)layer->n_active;
+    size_t guess = width + (size_t)layer->n_experts + n_active;
+    return larger(guess, n_active * (width + 1));
 }
 
 uint64_t moe_layers_floats(const moe_layer *const *layers, int first, int stop, int n_tokens)
@@ -118,6 +119,36 @@ static int may_all_be_used(const moe_known_expert *experts, const int32_t *chose
 {
     for (size_t p = 0; p < n; p++)
         if (!may_be_used(experts + chosen[p]))
+            return 0;
+    return 1;
+}
+
+/* What `next` would choose of the state that reaches the layer before it: ids (n_active), the
+ * likeliest first, of equal ones the smallest. See `guess_of`. */
+static int guess_experts(moe_engine *engine, int numerics, const moe_layer *next,
+                         const float *hidden, float *scratch, int32_t *ids)
+{
+    float *x = scratch, *scores = x + next->width, *shares = scores + next->n_experts;
+    if (moe_choose(engine, numerics, next, hidden, 1, x, scores, ids, shares))
+        return -1;
+    for (int end = 1; end < next->n_active; end++) {
+        float share = shares[end];
+        int32_t id = ids[end];
+        int at = end;
+        for (; at && shares[at - 1] < share; at--) {
+            shares[at] = shares[at - 1];
+            ids[at] = ids[at - 1];
+        }
+        shares[at] = share;
+        ids[at] = id;
+    }
+    return 0;
+}
+
+static int are_all_known(const moe_known_expert *experts, const int32_t *ids, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (!experts[ids[i]].addresses[0])
             return 0;
     return 1;
 }
@@ -174,7 +205,7 @@ static int add_experts(moe_engine *engine, int numerics, const moe_layer *layer,
 int moe_layers(moe_engine *engine, int numerics, const moe_layer *const *layers, int first,
                int stop, const moe_known_expert *experts, const moe_kv *kv,
                const moe_places *places, float *hidden, float *scratch, float *x, int32_t *chosen,
-               float *shares, moe_layers_report *report)
+               float *shares, int n_guesses, int32_t *guesses, moe_layers_report *report)
 {
     int n_tokens = places->n_tokens;
     *report = (moe_layers_report){.next_layer = first, .reason = MOE_ALL_DONE};
@@ -186,15 +217,22 @@ int moe_layers(moe_engine *engine, int numerics, const moe_layer *const *layers,
         if (moe_attend(engine, numerics, layer, kv, index, places, hidden, scratch) ||
             moe_choose(engine, numerics, layer, hidden, n_tokens, x, scratch, chosen, shares))
             return -1;
-        if (!may_all_be_used(own, chosen, n_pairs)) {
+        int is_guessing = n_guesses && index + 1 < stop;
+        if (is_guessing &&
+            guess_experts(engine, numerics, layers[index + 1], hidden, scratch, guesses))
+            return -1;
+        if (!may_all_be_used(own, chosen, n_pairs))
             report->reason = MOE_UNKNOWN_EXPERT;
+        else if (is_guessing && !are_all_known(own + layer->n_experts, guesses, n_guesses))
+            report->reason = MOE_UNKNOWN_GUESS;
+        if (report->reason != MOE_ALL_DONE)
             return 0;
-        }
         uint64_t started = now_nanoseconds();
         if (add_experts(engine, numerics, layer, own, n_tokens, x, chosen, shares, scratch, hidden))
             return -1;
         report->experts_nanoseconds += now_nanoseconds() - started;
         chosen += n_pairs;
+        guesses += layer->n_active;
     }
     return 0;
 }

@@ -151,9 +151,10 @@ class Config:
         "which experts stay when the pool is full",
     )  # fmt: skip
     prefetch: str = flag(
-        "off", "--prefetch", choice("auto", "off", "previous-token", "router"), READING,
-        "read the next layer's likely experts while the disk idles; goes to sleep where it does "
-        "not pay; auto: router, where reads run beside the kernels",
+        "auto", "--prefetch", choice("auto", "off", "prompt", "previous-token", "router"), READING,
+        "read experts of the next layer while the disk idles: those that a long prompt needs all "
+        "but certainly (prompt), also those that an answer will probably need (the others, which "
+        "go to sleep where it does not pay); auto: prompt, where reads run beside the kernels",
     )  # fmt: skip
     usage: Path | None = flag(
         None, "--usage", PATH, READING, "start from the use counts in this file and save them there"

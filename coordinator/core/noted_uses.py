@@ -49,7 +49,8 @@ class NotedUses:
         """Compute was done with a layer without asking."""
         slots = [self._placement.slots.find((known.layer, use.expert)) for use in known.experts]
         n_hits = sum(1 for slot in slots if slot and slot.state is SlotState.READY)
-        self.touch(ServedLayer(Need(0, known.layer, known.experts, (), ())), n_hits)
+        need = Need(0, known.layer, known.experts, known.predicted, ())
+        self.touch(ServedLayer(need), n_hits)
 
     def count(self) -> None:
         """All else that uses are noted for, of the layers since the last call."""

@@ -15,16 +15,17 @@ from collections.abc import Iterable, Sequence
 
 from coordinator.core.actions import Action, RequestsFailed, StopWith, ToCompute
 from coordinator.core.geometry import ExpertCounters, PoolGeometry, ResizeCounters
+from coordinator.core.guesses import MAX_READ_AT_ONCE
 from coordinator.core.policies import Key
 from coordinator.core.prefetch import Prefetch
 from coordinator.core.reads import ReadDispatch
-from coordinator.core.seating import MAX_GUESSES_READ_AT_ONCE
 from coordinator.core.slots import SlotTable
 from shm.messages import (
     Abort,
     Adopted,
     Dropped,
     Grant,
+    Guess,
     KnownLayer,
     Location,
     Need,
@@ -118,6 +119,10 @@ class PageCacheResidency:
         self._warm((need.layer, expert) for expert in sorted(experts))
         return self._reads.dispatch() + self._warm_guesses()
 
+    def handle_guess(self, guess: Guess) -> list[Action]:
+        """See `Residency`: no layer goes without asking, but those that are mapped for good."""
+        return []
+
     def handle_release(self, released: tuple[SlotLease, ...]) -> list[Action]:
         """See `Residency`: nobody waits for anything."""
         return []
@@ -150,7 +155,7 @@ class PageCacheResidency:
         if self._warming:
             return []
         new = [key for key in self.prefetch.wanted() if key not in self._guesses]
-        for key in new[:MAX_GUESSES_READ_AT_ONCE]:
+        for key in new[:MAX_READ_AT_ONCE]:
             self._guesses.append(key)
             self.prefetch.note_issued(key)
             self._warm([key])
@@ -249,7 +254,7 @@ class PageCacheResidency:
     def check(self) -> None:
         """Invariants; raises AssertionError."""
         self._reads.check()
-        assert len(self._warming) == self._reads.n_under_way + self._reads.n_queued
+        assert len(self._warming) == self._reads.n_loading
         assert all((self._need.layer, e) in self._warming for e in self._missing if self._need)
 
     # Where experts lie

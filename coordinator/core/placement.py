@@ -23,6 +23,7 @@ class Placement:
         self.slots = SlotTable(geometry.class_of_slots)
         self._evicted: list[Key] = []
         self._followers: set[Key] = set()  # have no slot yet, and will have one
+        self._expected: frozenset[Key] = frozenset()  # stay where somebody else can go
         self._policy = policy
         self._geometry = geometry
         self._class_of_layer = geometry.class_of_layer
@@ -53,18 +54,28 @@ class Placement:
         if victim is None:
             among = self._layers_of_class[slot_class]
             victim = self._policy.victim(layer, among, self._is_locked)
+            if victim is None and self._expected:
+                victim = self._policy.victim(layer, among, self._is_in_use)
         return self.slots.find(victim) if victim is not None else None
 
-    def room_ahead(self, key: Key) -> Slot | None:
-        """The same for an expert that a prompt will need in the next layer, whose own experts wait
-        for that as well: another layer's slot, within the equal share, or none."""
-        layer, slot_class = key[0], self._class_of_layer[key[0]]
-        slot = self.slots.take_free(slot_class)
-        if slot is not None or self.slots.n_of_layer(layer) >= self._share_of_layer[layer]:
-            return slot
+    def expect(self, keys: Iterable[Key]) -> None:
+        """These and no others will probably be used next."""
+        self._expected = frozenset(keys)
+
+    def clear(self, slot_class: int) -> bool:
+        """Free one more slot of a class; False where nobody can go."""
+        layers = self._layers_of_class[slot_class]
+        return self._evict(self._policy.victim(layers[0], layers, self._is_locked))
+
+    def clear_for(self, layer: int) -> bool:
+        """The same for an expert that a prompt will need in this layer, whose own experts wait for
+        that as well: another layer's slot, as long as this one has less than its equal share."""
+        slot_class = self._class_of_layer[layer]
+        n_own = self.slots.n_of_layer(layer) + self.slots.n_free(slot_class)
+        if n_own >= self._share_of_layer[layer]:
+            return False
         among = [each for each in self._layers_of_class[slot_class] if each != layer]
-        victim = self._policy.victim(layer, among, self._is_locked)
-        return self.slots.find(victim) if victim is not None else None
+        return self._evict(self._policy.victim(layer, among, self._is_locked))
 
     def lease(self, slot: Slot, key: Key, now: int) -> Slot:
         """Begin to fill a slot with the key."""
@@ -163,12 +174,18 @@ class Placement:
         layers = self._layers_of_class[slot_class]
         fullest = max(layers, key=lambda layer: (self.slots.n_of_layer(layer), layer))
         among = [layer for layer in layers if layer not in layers_in_use]
-        victim = self._policy.victim(fullest, among, self._is_locked)
+        victim = self._policy.victim(fullest, among, self._is_in_use)
         slot = self.slots.find(victim) if victim is not None else None
-        if slot is not None and slot.key is not None:
-            self._evicted.append(slot.key)
-            self.drop(slot)
+        self._evict(victim)
         return slot
+
+    def _evict(self, victim: Key | None) -> bool:
+        slot = self.slots.find(victim) if victim is not None else None
+        if victim is None or slot is None:
+            return False
+        self._evicted.append(victim)
+        self.drop(slot)
+        return True
 
     def _replace(self, evicted: Key | None, key: Key, now: int) -> None:
         if evicted is not None:
@@ -177,6 +194,9 @@ class Placement:
         self._policy.admit(key, now)
 
     def _is_locked(self, key: Key) -> bool:
+        return key in self._expected or self._is_in_use(key)
+
+    def _is_in_use(self, key: Key) -> bool:
         slot = self.slots.find(key)
         return slot is None or slot.pins > 0 or slot.state is not SlotState.READY
 

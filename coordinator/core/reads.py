@@ -29,14 +29,9 @@ class ReadDispatch:
         self._unheard: set[SlotLease] = set()  # of these a compute worker may hear that is dead
 
     @property
-    def n_queued(self) -> int:
-        """Reads that no reader has yet."""
-        return len(self._queue)
-
-    @property
-    def n_under_way(self) -> int:
-        """Reads that some reader has and has not answered."""
-        return sum(len(reader.reading) for reader in self._readers.values())
+    def n_loading(self) -> int:
+        """Reads that are queued, or that some reader has and has not answered."""
+        return len(self._queue) + sum(len(reader.reading) for reader in self._readers.values())
 
     @property
     def names(self) -> list[str]:

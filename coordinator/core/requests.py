@@ -29,6 +29,7 @@ class Requests:
         self._queue: deque[int] = deque()
         self._step: Step | None = None
         self._n_steps = 0
+        self._n_guesses = 0
         self._decode_next = False  # after a part of a chunk, the others have their turn
         self._chunk: tuple[Slice, ...] = ()  # of prompts, computed up to `_chunk_layer`
         self._chunk_layer = 0
@@ -184,10 +185,11 @@ class Requests:
 
     # The next step begins
 
-    def compose(self) -> list[Action]:
-        """The next step, if one can run now."""
+    def compose(self, n_guesses: int = 0) -> list[Action]:
+        """The next step, if one can run now; `n_guesses`: see `Step`."""
         if self._step is not None:
             return []
+        self._n_guesses = n_guesses
         actions: list[Action] = []
         self._admit(actions)
         decoding = [
@@ -278,7 +280,7 @@ class Requests:
 
     def _begin(self, slices: tuple[Slice, ...], first_layer: int, stop_layer: int) -> Action:
         self._n_steps += 1
-        self._step = Step(self._n_steps, slices, first_layer, stop_layer)
+        self._step = Step(self._n_steps, slices, first_layer, stop_layer, self._n_guesses)
         return ToCompute(self._step)
 
     def check(self) -> None:

@@ -20,6 +20,7 @@ from coordinator.core.actions import Action, RequestsFailed, StopWith, ToCompute
 from coordinator.core.adoption import Adoption, Moved
 from coordinator.core.geometry import ExpertCounters, PoolGeometry, ResizeCounters
 from coordinator.core.grants import Grants
+from coordinator.core.guesses import Guesses
 from coordinator.core.noted_uses import NotedUses
 from coordinator.core.noticed import coming, note_used
 from coordinator.core.placement import Placement
@@ -29,12 +30,13 @@ from coordinator.core.reads import ReadDispatch
 from coordinator.core.repair import given_up, gone_in_use, read_again
 from coordinator.core.resizing import Resizing
 from coordinator.core.returned import Returns
-from coordinator.core.seating import UNDER_WAY, find_seated, seat_guesses, seat_layer
+from coordinator.core.seating import UNDER_WAY, find_seated, seat_layer
 from coordinator.core.served_layer import Arrival, ServedLayer
 from coordinator.core.slots import Slot, SlotState
 from shm.messages import (
     Abort,
     Evicted,
+    Guess,
     KnownLayer,
     Need,
     ReadFailed,
@@ -70,8 +72,8 @@ class Residency:
         self._reads = ReadDispatch()
         self._returns = Returns(geometry, self._placement, self._reads, self.counters)
         self._layer: ServedLayer | None = None
-        # guesses evict at any time
-        self._lasting = lasting_grants and not self.prefetch.may_act and not whole_layers
+        self._guesses = Guesses(geometry, self._placement, self._reads, self.prefetch)
+        self._lasting = lasting_grants and not whole_layers
         self._grants = Grants(geometry, self.slots, standing=standing_grants, lasting=self._lasting)
         self._adoption = Adoption(geometry, self._placement, self._grants, self._reads)
         parts = (geometry, self._placement, self._grants, self._adoption, self._reads)
@@ -99,7 +101,7 @@ class Residency:
     @property
     def n_loading(self) -> int:
         """Slabs queued or under way."""
-        return self._reads.n_queued + self._reads.n_under_way
+        return self._reads.n_loading
 
     def n_reading(self, name: str) -> int:
         """Slabs that a reader was told to read and has not answered for."""
@@ -124,17 +126,30 @@ class Residency:
         if failed := gone_in_use(self.slots, layer):
             yield from failed
             return
+        if self.prefetch.may_act:  # what is guessed now is not this layer's victim
+            self._noted.count()
+            self._guesses.expect()
         seats = (self._placement, self.geometry, layer, hits, misses, self._noted.n_needs)
         loading = seat_layer(*seats, whole_layers=self._whole_layers)
         self._reads.push(self.geometry.read_of(slot) for slot in loading)
         yield from self._reads.dispatch()
-        retiring, told = self._resizing.may_evict(), self._tell_evictions(layer)
+        retiring = self._resizing.may_evict()
+        if not layer.n_waiting:
+            self._guesses.make_room()
+        told = self._tell_evictions(layer)
         grant = self._grants.first(layer, hits, coming(self.slots, self._reads, layer))
         if grant.standing:
             for slot in hits:
                 if slot.key and slot.key[1] not in need.known:  # these are given back
                     self.slots.unpin(slot)
-        yield from (*told, ToCompute(grant), *retiring, *self._read_guesses())
+        guesses = self._guesses.read(layer, self.n_needs)
+        yield from (*told, ToCompute(grant), *retiring, *guesses)
+
+    def handle_guess(self, guess: Guess) -> list[Action]:
+        """Compute goes through layers without asking, and will probably miss these soon."""
+        self.prefetch.handle_guess(guess.layer, guess.experts)
+        self._guesses.expect()
+        return self._guesses.read(self._layer, self.n_needs)
 
     def note_known(self, known: KnownLayer) -> None:
         """Compute was done with a layer without asking: it counts like any other."""
@@ -159,14 +174,6 @@ class Residency:
         evicted += layer.in_waves() if layer else ()
         return [ToCompute(Evicted(tuple(evicted)))] if self._lasting and evicted else []
 
-    def _read_guesses(self) -> list[Action]:
-        """Use an idle disk for experts that the next layer will probably need."""
-        if self.n_loading or (self._layer is not None and self._layer.n_waiting):
-            return []
-        loading = seat_guesses(self._placement, self.prefetch, self.n_needs)
-        self._reads.push(self.geometry.read_of(slot) for slot in loading)
-        return self._tell_evictions() + self._reads.dispatch()
-
     def handle_lost(self, lost: SlotsLost) -> list[Action]:
         """Something wrote over slots: they are filled again with what they should hold."""
         for slot in filter(None, map(self.slots.current, lost.lost)):
@@ -182,7 +189,7 @@ class Residency:
         """A slab lies in its slot: grant it if a layer waits for it."""
         if self._reads.was_used(name, ready.lease):
             self.counters.add_cost(ready)
-            return self._reads.dispatch() + self._read_guesses()
+            return self._guesses.read(self._layer, self.n_needs)
         slot = self._answered(name, ready.lease)
         if slot is None:
             return []
@@ -195,7 +202,7 @@ class Residency:
             arrived = layer.arrived(slot, ready)
             actions = [] if layer.hears_of(ready) else self._granted(layer, arrived)
         self._returns.hand_over(slot, layer)
-        return actions + self._reads.dispatch() + self._read_guesses()
+        return actions + self._guesses.read(self._layer, self.n_needs)
 
     def _granted(self, layer: ServedLayer, arrived: list[Arrival]) -> list[Action]:
         return [ToCompute(self._grants.of_read(layer, slot, span)) for slot, span in arrived]
@@ -284,6 +291,7 @@ class Residency:
     def _step_over(self) -> list[Action]:
         self._layer = None
         actions = self._resizing.step_over()
+        self._guesses.make_room()
         return self._tell_evictions() + actions + self._reads.dispatch()
 
     def preload(self, keys: Sequence[Key]) -> list[Action]:

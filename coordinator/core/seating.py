@@ -8,14 +8,11 @@ from collections.abc import Sequence
 
 from coordinator.core.geometry import PoolGeometry
 from coordinator.core.placement import Placement
-from coordinator.core.prefetch import Prefetch
 from coordinator.core.served_layer import ServedLayer
 from coordinator.core.slots import Slot, SlotState, SlotTable
 from shm.messages import ExpertUse
 
 UNDER_WAY = (SlotState.LOADING, SlotState.CONDEMNED)
-MAX_GUESSES_READ_AT_ONCE = 2  # a demand read may have to wait for these
-MAX_AHEAD_READ_AT_ONCE = 4  # these are needed in any case
 
 
 def find_seated(
@@ -110,29 +107,4 @@ def _seat_rest(placement: Placement, layer: ServedLayer, n_experts: int, now: in
             break
         loading.append(placement.lease(slot, key, now))
         layer.rest.add(key[1])
-    return loading
-
-
-def seat_guesses(placement: Placement, prefetch: Prefetch, now: int) -> list[Slot]:
-    """Lease slots for experts that the next layer will probably need, while nothing is read.
-    Returns the slots to be filled."""
-    loading: list[Slot] = []
-    for key in prefetch.ahead():
-        if placement.slots.find(key) is not None:
-            continue
-        slot = placement.room_ahead(key)
-        if slot is None:
-            break
-        loading.append(placement.lease(slot, key, now))
-        prefetch.note_issued(key)
-        if len(loading) == MAX_AHEAD_READ_AT_ONCE:
-            break
-    for key in prefetch.wanted():
-        if placement.slots.find(key) is not None:
-            continue
-        slot = placement.room_for(key, is_prompt=False)
-        if slot is None or len(loading) >= MAX_GUESSES_READ_AT_ONCE:
-            break
-        loading.append(placement.lease(slot, key, now))
-        prefetch.note_issued(key)
     return loading

@@ -21,6 +21,7 @@ from shm.messages import (
     Adopted,
     Dropped,
     Evicted,
+    Guess,
     KnownLayer,
     Need,
     ReadFailed,
@@ -112,7 +113,8 @@ class PoolTarget:
     slots_of_class: tuple[int, ...]
 
 
-OF_COMPUTE = (Need, SlotsLost, Release, Adopted, Dropped, StepDone)  # messages for the core
+MAX_ACTIVE = 256  # experts that a token uses of a layer: more than any model has
+OF_COMPUTE = (Guess, Need, SlotsLost, Release, Adopted, Dropped, StepDone)  # messages for the core
 Event = (
     NewRequest | EndRequest | Continue | ReaderReady | ReaderCondemned | ReaderDied
     | ComputeReady | ComputeDied | FromCompute | FromReader | PoolTarget | Restore
@@ -149,7 +151,8 @@ class Core:
                 return self._after_read_failed(self.residency.handle_failed(name, failed))
             case Continue():
                 is_stepping = self.requests.running_step is not None
-                return ([] if is_stepping else self.residency.settle()) + self.requests.compose()
+                settled = [] if is_stepping else self.residency.settle()
+                return settled + self.requests.compose(self._n_guesses())
             case Restore():
                 return self.requests.restore(event)
             case NewRequest(submit, max_tokens, stop_ids):
@@ -179,6 +182,8 @@ class Core:
 
     def _from_compute(self, message: Any) -> Iterable[Action]:
         match message:
+            case Guess():
+                return self.residency.handle_guess(message)
             case Need():
                 self._tell_of(message.step, message.earlier)
                 if self._on_need is not None:
@@ -207,7 +212,12 @@ class Core:
         """Layers that compute was done with without asking, to whoever hears of every `Need`."""
         if self._on_need is not None:
             for known in earlier:
-                self._on_need(Need(step, known.layer, known.experts, (), ()))
+                self._on_need(Need(step, known.layer, known.experts, known.predicted, ()))
+
+    def _n_guesses(self) -> int:
+        """Compute guesses only for those who listen: each guess costs it a small matrix."""
+        heard = MAX_ACTIVE if self._on_need is not None else 0
+        return max(heard, self.residency.prefetch.n_wanted)
 
     def _judge_prefetch(self, done: StepDone) -> None:
         """Only steps that decode alone compare with each other."""

@@ -229,7 +229,7 @@ def _in_pool(setup: Setup) -> Residency:
         geometry,
         policy,
         standing_grants=_may_stand(setup),
-        lasting_grants=setup.trace is None,  # a trace wants the guesses, too
+        lasting_grants=True,
         whole_layers=setup.config.read_unit == "layer",
         prefetch=Prefetch(setup.config.prefetch),
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 from io_worker.slabs import SlabTable
 from shm.codec import MessageError
-from shm.messages import Adopted, Dropped, ExpertUse, Need, StepDone, decode
+from shm.messages import Adopted, Dropped, ExpertUse, Guess, Need, StepDone, decode
 
 
 def decoder_for_model(slabs: SlabTable) -> Callable[[bytes], Any]:
@@ -24,14 +24,17 @@ def decoder_for_model(slabs: SlabTable) -> Callable[[bytes], Any]:
                 used = _check_uses(message.experts, slabs.n_experts)
                 _check(message.known, used, "known experts among the layer's")
                 _check(message.predicted, range(slabs.n_experts), "experts of the model")
+            case Guess():
+                _check(message.experts, range(slabs.n_experts), "experts of the model")
             case Dropped():
                 _check(message.layers, layers, "layers of the model")
-        if isinstance(message, Need | Adopted):
+        if isinstance(message, Need | Guess | Adopted):
             _check((message.layer,), layers, "a layer of the model")
         if isinstance(message, Need | StepDone):
             for known in message.earlier:
                 _check((known.layer,), layers, "a layer of the model")
                 _check_uses(known.experts, slabs.n_experts)
+                _check(known.predicted, range(slabs.n_experts), "experts of the model")
         return message
 
     return decode_checked

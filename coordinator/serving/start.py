@@ -123,8 +123,5 @@ def compute_settings(setup: Setup, keep_fd: int | None) -> ComputeSettings:
         experts_in=config.experts_in,
         n_tokens=None if only is None else only.all_tokens - only.prompt_tokens,
         local_reads=local,
-        # a trace wants the guess too; under previous-token it would take the place of that one
-        guess_next_layer=config.prefetch == "router"
-        or (setup.trace is not None and config.prefetch == "off"),
         keep_fd=keep_fd,
     )
