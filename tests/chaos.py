@@ -502,7 +502,7 @@ class World:
         is_awaited = step is not None and grant.layer == compute.layer and compute.wanted
         if not grant.standing and (not is_awaited or step is None or grant.step != step.step):
             return  # of a layer that is over, or of a step that ended early
-        lost = [each for each in grant.locations if self.faults and self.rng.random() < 0.02]
+        lost = [each for each in grant.locations if self.faults and self.rng.random() < 0.04]
         if lost:
             self.happened["lost"] += len(lost)
             leases_lost = tuple(each.lease for each in lost)

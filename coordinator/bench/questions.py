@@ -92,12 +92,13 @@ def _processes(n_workers: int, depth: int) -> tuple[str, ...]:
 
 def io_process(setting: Setting) -> Sweep:
     """Does a separate I/O process help on this machine?"""
-    deep = _processes(1, DEPTH)
+    same = ("--prefetch", "off")  # who reads inline can read nothing ahead
+    deep = (*_processes(1, DEPTH), *same)
     arms = (
-        _arm(setting, "inline", "--io-workers", "0"),
-        _arm(setting, "process-1", *_processes(1, 1)),
-        _arm(setting, "single-process", "--single-process", "--io-threads", str(DEPTH)),
-        _arm(setting, "thread", "--io-workers", "0", "--io-threads", str(DEPTH)),
+        _arm(setting, "inline", "--io-workers", "0", *same),
+        _arm(setting, "process-1", *_processes(1, 1), *same),
+        _arm(setting, "single-process", "--single-process", "--io-threads", str(DEPTH), *same),
+        _arm(setting, "thread", "--io-workers", "0", "--io-threads", str(DEPTH), *same),
         _arm(setting, "process", *deep),
         _pinned(setting, "process-pinned", *deep),
     )
