@@ -152,8 +152,7 @@ class NativeLayers:
         if report.reason != self._lib.MOE_ALL_DONE:
             unknown = (x, chosen[len(done)], shares)
         told = [tuple(row) for row in guesses[: len(done) + 1, :n_guesses].tolist()]
-        if unknown is None:  # nothing comes after the last layer
-            told[len(done) - 1 :] = [()]
+        told[len(layers) - 1 :] = [()]  # nothing comes after the last layer
         experts_ns = int(report.experts_nanoseconds)
         return LayerRun(done, chosen[: len(done)], experts_ns, unknown, told)
 

@@ -70,7 +70,7 @@ class Stage:
         self.clock_ns = itertools.count(step=10)
         self.feed = ExpertFeed(
             self.link, regions, runner.spec.slabs, runner.spec.n_active, runner.kernels,
-            lambda layer, x: (), OwnMemory(regions, runner.spec.slabs, locks=False),
+            OwnMemory(regions, runner.spec.slabs, locks=False),
             now=lambda: next(self.clock_ns),
         )  # fmt: skip
         rng = np.random.default_rng(4)
@@ -110,7 +110,7 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
-    model = tiny_model(tmp_path / "tiny.gguf", n_experts=N_EXPERTS, n_active=3)
+    model = tiny_model(tmp_path / "tiny.gguf", n_experts=N_EXPERTS, n_active=3, n_layers=3)
     with opened(model) as file:
         runner = ModelRunner(model)
         yield Stage(runner, Regions(None, MappedFiles([file.fd], [file.size_bytes])))
@@ -147,7 +147,7 @@ class PoolStage(Stage):
 
 @pytest.fixture
 def pool_stage(tmp_path: Path) -> Iterator[PoolStage]:
-    model = tiny_model(tmp_path / "tiny.gguf", n_experts=N_EXPERTS, n_active=3)
+    model = tiny_model(tmp_path / "tiny.gguf", n_experts=N_EXPERTS, n_active=3, n_layers=3)
     runner = ModelRunner(model)
     with pool_of(N_EXPERTS, *runner.spec.slabs.layers[LAYER].range_bytes) as (pool, _):
         yield PoolStage(runner, pool, model.read_bytes())

@@ -3,10 +3,12 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 from simulation import Engine, engine, need
-from test_feed import LAYER, STEP, PoolStage, pool_stage
+from test_feed import LAYER, PoolStage, pool_stage
 
+from compute_worker.kernels import LayerRun
 from coordinator.core.actions import ToCompute, ToWorker
 from coordinator.core.prefetch import MAX_GUESSES, Phase, Prefetch
 from coordinator.core.request import Phase as RequestPhase
@@ -169,42 +171,52 @@ def test_a_prompt_alone_may_be_read_ahead() -> None:
 # Compute
 
 
-def guessing(stage: PoolStage, predicted: tuple[int, ...], n_guesses: int) -> None:
-    """The stage's layer is known from now on, and its next one is guessed."""
+def guessing(stage: PoolStage) -> None:
+    """The stage's layer is known from now on."""
     everything = dataclasses.replace(stage.grant(stage.used), lasting=True)
     stage.link.answer = lambda need: [everything]
     stage.run()
     stage.feed.take_earlier()
     stage.link.sent.clear()
-    stage.feed._guess = lambda layer, x: predicted
-    stage.feed.begin_step(STEP, None, None, n_guesses)
 
 
-@pytest.mark.parametrize(("n_guesses", "told"), [(0, ()), (2, (6, 5)), (9, (6, 5, 4))])
+def run_after(stage: PoolStage, guessed: tuple[int, ...]) -> bytes:
+    """The layer is fed after a run that ended at it, with these guesses for the next one."""
+    unknown = (stage.x, stage.chosen, stage.shares)
+    nothing = np.empty((0, *stage.chosen.shape), np.int32)
+    stage.feed.used(LayerRun(range(LAYER, LAYER), nothing, 0, unknown, [guessed]))
+    return stage.run()
+
+
+@pytest.mark.parametrize("told", [(), (6, 5)])
 def test_a_layer_without_a_need_tells_what_it_guesses(
-    pool_stage: PoolStage, n_guesses: int, told: tuple[int, ...]
+    pool_stage: PoolStage, told: tuple[int, ...]
 ) -> None:
-    guessing(pool_stage, (6, 5, 4), n_guesses)
-    assert pool_stage.run() == pool_stage.expected
+    guessing(pool_stage)
+    assert run_after(pool_stage, told) == pool_stage.expected
+    assert pool_stage.run() == pool_stage.expected  # without a guess
+    pool_stage.feed.take_earlier()
+    pool_stage.link.sent.clear()
+    assert run_after(pool_stage, told) == pool_stage.expected
     assert pool_stage.link.sent == ([Guess(LAYER + 1, told)] if told else [])
     assert [known.predicted for known in pool_stage.feed.take_earlier()] == [told]
 
 
 def test_a_guess_of_what_is_known_is_no_message(pool_stage: PoolStage) -> None:
-    guessing(pool_stage, (6, 5), 9)
+    guessing(pool_stage)
     after = [dataclasses.replace(pool_stage.location(e), expert=e) for e in (5, 6)]
     pool_stage.feed._lasting.keep(LAYER + 1, after)
-    assert pool_stage.run() == pool_stage.expected
+    assert run_after(pool_stage, (6, 5)) == pool_stage.expected
     assert pool_stage.link.sent == []
     pool_stage.feed.note(Evicted(((LAYER + 1, 6),)))
-    assert pool_stage.run() == pool_stage.expected
+    assert run_after(pool_stage, (6, 5)) == pool_stage.expected
     assert pool_stage.link.sent == [Guess(LAYER + 1, (6,))]
 
 
 def test_a_need_carries_its_guess(pool_stage: PoolStage) -> None:
-    guessing(pool_stage, (6, 5), 1)
+    guessing(pool_stage)
     pool_stage.feed.note(Evicted(((LAYER, pool_stage.used[0]),)))
-    assert pool_stage.run() == pool_stage.expected
+    assert run_after(pool_stage, (6,)) == pool_stage.expected
     (asked,) = pool_stage.link.sent
     assert isinstance(asked, Need)
     assert asked.predicted == (6,)

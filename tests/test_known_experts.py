@@ -19,7 +19,6 @@ from compute_worker.feed import ExpertFeed
 from compute_worker.forward import embed, forward
 from compute_worker.kernels import LayerRun
 from compute_worker.known_experts import KnownExperts, may_be_used
-from compute_worker.matrix import Floats
 from compute_worker.own_memory import OwnMemory
 from compute_worker.regions import Regions
 from shm.messages import Adopt, Evicted, Grant, Location, Need, Revoke, SlotLease
@@ -98,13 +97,8 @@ class Stage:
                 coordinator.write_header(layer, expert, 3)
         regions = Regions(pool, None)
         own_memory = OwnMemory(regions, slabs, locks=False)
-        given = (slabs, N_ACTIVE, runner.kernels, likeliest_column, own_memory)
+        given = (slabs, N_ACTIVE, runner.kernels, own_memory)
         return ExpertFeed(coordinator, regions, *given), coordinator
-
-
-def likeliest_column(layer: int, x: Floats) -> tuple[int, ...]:
-    """A guess that tells from which input it was made."""
-    return (int(np.argmax(x[0])),)
 
 
 @pytest.fixture

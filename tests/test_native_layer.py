@@ -99,14 +99,14 @@ def test_one_call_gives_the_bits_of_its_operations(
 
 
 def through_all(
-    runner: ModelRunner, batch: Any, kernels: Kernels, entries: Addresses
+    runner: ModelRunner, batch: Any, kernels: Kernels, entries: Addresses, n_guesses: int = 0
 ) -> tuple[Floats, list[LayerRun]]:
     """The hidden state after all layers, of which those that stop a run are fed by the runner."""
     hidden = embed(runner.weights, batch).astype(np.float32)
     places, runs = places_of(runner.spec, batch), []
     layers = range(runner.spec.n_layers)
     while layers:
-        given = (runner.weights, layers, hidden, places, runner.kv, entries)
+        given = (runner.weights, layers, hidden, places, runner.kv, entries, n_guesses)
         run = runner.kernels.known_layers(kernels, *given)
         runs.append(run)
         assert run.layers == layers[: len(run.layers)]
@@ -122,6 +122,7 @@ def through_all(
 def assert_equal_runs(found: list[LayerRun], expected: list[LayerRun]) -> None:
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.layers == theirs.layers
+        assert list(ours.guesses) == list(theirs.guesses)
         pairs = [
             (ours.chosen, theirs.chosen),
             *zip(ours.unknown or (), theirs.unknown or (), strict=True),
@@ -199,6 +200,37 @@ def test_a_run_ends_where_an_expert_is_not_known(
         outcomes.append((hidden, runs))
     (found, our_runs), (expected, their_runs) = outcomes
     assert (found == expected).all() and np.isfinite(found).all()
+    assert_equal_runs(our_runs, their_runs)
+    runners[0].kernels.close()
+    for runner in runners:
+        runner.close()
+
+
+@pytest.mark.parametrize("n_guesses", [1, 2, 256])
+@pytest.mark.parametrize("n_lacking", [0, 1, 2])
+def test_a_run_ends_where_a_guess_is_not_known(
+    tmp_path: Path, n_guesses: int, n_lacking: int
+) -> None:
+    options = {"quantisation": "Q4_K_M", "n_layers": N_LAYERS, "n_active": 3}
+    path = tiny_model(tmp_path / "model.gguf", **options)
+    runners = pair(path, SETS[0], "fast", 2)
+    runners[1].kernels = replace(runners[1].kernels, known_layers=known_layers)
+    outcomes = []
+    for runner in runners:
+        batch = runner.batch((TOKENS[:1], 0, runner.new_table(1)))
+        known = runner.known()
+        whole, (run,) = through_all(runner, batch, runner.kernels, known.entries, n_guesses)
+        assert [len(guess) for guess in run.guesses] == [min(3, n_guesses)] * (N_LAYERS - 1) + [0]
+        used = set(run.chosen[2].ravel().tolist())
+        known.forget(2, run.guesses[1][:n_lacking])
+        hidden, runs = through_all(runner, batch, runner.kernels, known.entries, n_guesses)
+        assert (hidden == whole).all()
+        stopped = [run.layers.stop for run in runs if run.unknown is not None]
+        needs = bool(used.intersection(run.guesses[1][:n_lacking]))
+        assert stopped == [1] * bool(n_lacking) + [2] * needs
+        outcomes.append((hidden, runs))
+    (found, our_runs), (expected, their_runs) = outcomes
+    assert (found == expected).all()
     assert_equal_runs(our_runs, their_runs)
     runners[0].kernels.close()
     for runner in runners:
