@@ -151,8 +151,10 @@ class NativeLayers:
         unknown = None
         if report.reason != self._lib.MOE_ALL_DONE:
             unknown = (x, chosen[len(done)], shares)
-        told = [tuple(row) for row in guesses[: len(done) + 1, :n_guesses].tolist()]
-        told[len(layers) - 1 :] = [()]  # nothing comes after the last layer
+        rows = guesses[: len(done) + 1, :n_guesses].tolist()
+        told = [
+            tuple(row) if i + 1 < layers.stop else () for i, row in zip(layers, rows, strict=False)
+        ]
         experts_ns = int(report.experts_nanoseconds)
         return LayerRun(done, chosen[: len(done)], experts_ns, unknown, told)
 
