@@ -92,7 +92,7 @@ class Engine:
     def finish(self, finished: Finished) -> None:
         """Forget a sequence and free its KV blocks, but for those that are to be kept."""
         request, n_kept = finished.request, finished.n_kept_blocks
-        self._feed.forget(request)
+        self._feed.endings.forget(request)
         sequence = self._sequences.pop(request, None)
         if sequence is None:
             return
@@ -160,7 +160,7 @@ class Engine:
             self._feed.computing_ns,
         )
         released = self._feed.take_released()
-        for late in self._feed.take_late():
+        for late in self._feed.endings.take_late():
             if isinstance(late, Finished):
                 self.finish(late)
             else:
@@ -247,7 +247,7 @@ class Engine:
     def _look_for_cancel(self, step: Step) -> None:
         while (message := self._link.poll()) is not None:
             self._feed.note(message)
-        cancelled = [part for part in step.slices if self._feed.is_cancelled(part.request)]
+        cancelled = [part for part in step.slices if self._feed.endings.is_cancelled(part.request)]
         if cancelled:
             raise StepCancelled
 

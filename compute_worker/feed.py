@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from compute_worker.endings import Endings
 from compute_worker.fed_layer import FedLayer, Waiting
 from compute_worker.kernels import Kernels, LayerRun
 from compute_worker.known_experts import KnownExperts
@@ -79,6 +80,7 @@ class ExpertFeed:
         self.standing_uses = 0
         self.computing_ns = 0  # in the kernels of experts, of this step
         self.n_guesses = 0  # see `forward.Known`
+        self.endings = Endings()
         self.released: list[SlotLease] = []  # computed, not told yet
         self._link = link
         self._regions = regions
@@ -91,11 +93,8 @@ class ExpertFeed:
         self._lasting = LastingGrants(self._known, regions)
         self._uses = ToldUses(len(slabs.layers), n_active)
         self._step: int | None = None  # None: no step runs
-        self._guessed: tuple[int, ...] = ()  # at the layer that is to be fed, of the next one
         self._out: Floats | None = None  # of this step: clearing pages for each layer takes time
         self._noticed: dict[int, SlabNotice] = {}  # the last one of each slot
-        self._cancelled: set[int] = set()
-        self._late: list[Finished | Forget] = []
 
     def begin_step(
         self,
@@ -135,8 +134,8 @@ class ExpertFeed:
         No kernel runs meanwhile, so whatever stands may change its place or go.
         """
         match message:
-            case Cancel(request):
-                self._cancelled.add(request)
+            case Cancel() | Finished() | Forget():
+                self.endings.note(message)
             case Grant(layer, standing=True):
                 self._stand(layer, message, self._intact(layer, message.locations))
             case Evicted(keys):
@@ -150,21 +149,6 @@ class ExpertFeed:
             case Abort(step):
                 if step == self._step:
                     raise StepCancelled
-            case Finished() | Forget():
-                self._late.append(message)
-
-    def take_late(self) -> list[Finished | Forget]:
-        """What came during the step and must be done after it, in order."""
-        late, self._late = self._late, []
-        return late
-
-    def is_cancelled(self, request: int) -> bool:
-        """Whether `Cancel` came for the request."""
-        return request in self._cancelled
-
-    def forget(self, request: int) -> None:
-        """The request is over."""
-        self._cancelled.discard(request)
 
     def __call__(self, layer: int, x: Floats, chosen: Integers, weights: Floats) -> Floats:
         """Experts of one layer: x (T, D), chosen (T, A) ascending ids, weights (T, A) -> (T, D),
@@ -173,14 +157,13 @@ class ExpertFeed:
             self._out = aligned_floats(chosen.size, x.shape[1])
         out = self._out[: chosen.size]  # (T*A, D)
         pairs = group_by_expert(chosen)
-        guessed, self._guessed = self._guessed, ()
         if layer in self._standing:
             self.standing_uses += len(pairs)
-            self._tell_guess(layer + 1, guessed)
+            self._tell_guess(layer + 1, self._uses.take_guess())
             there = self._known.addresses(layer, list(pairs))
             self._compute(layer, there, list(pairs.values()), x, out)
         else:
-            self._compute_granted(layer, pairs, guessed, x, out)
+            self._compute_granted(layer, pairs, x, out)
         return self._kernels.combine(out, weights)  # (T, D)
 
     @property
@@ -192,31 +175,27 @@ class ExpertFeed:
         """See `forward.Known`."""
         self.computing_ns += run.experts_ns
         n_done = len(run.layers)
-        self._guessed = run.guesses[n_done] if run.unknown is not None else ()
-        for layer, chosen, guessed in zip(
-            run.layers, run.chosen, run.guesses[:n_done], strict=True
-        ):
+        of_done = zip(run.layers, run.chosen, run.guesses[:n_done], strict=True)
+        for layer, chosen, guessed in of_done:
             if layer in self._standing:
                 self.standing_uses += len(set(chosen.ravel().tolist()))
             else:
                 self._uses.add_known(layer, group_by_expert(chosen), guessed)
+        if run.unknown is not None:
+            self._uses.add_guess(run.guesses[n_done])
 
     def _compute_granted(
-        self,
-        layer: int,
-        pairs: dict[int, Integers],
-        guessed: tuple[int, ...],
-        x: Floats,
-        out: Floats,
+        self, layer: int, pairs: dict[int, Integers], x: Floats, out: Floats
     ) -> None:
         known = self._lasting.known(layer, pairs)
         if len(known) == len(pairs):
+            guessed = self._uses.take_guess()
             self._uses.add_known(layer, pairs, guessed)
             self._tell_guess(layer + 1, guessed)
             self._compute(layer, self._regions.table(known), list(pairs.values()), x, out)
             return
         fed = FedLayer(layer, self._now())
-        self._ask(layer, self._uses.of(layer, pairs), known, guessed)
+        self._ask(layer, self._uses.of(layer, pairs), known)
         if known:
             wanted = [pairs.pop(location.expert) for location in known]
             self._compute(layer, self._regions.table(known), wanted, x, out)
@@ -241,16 +220,10 @@ class ExpertFeed:
         if fed.n_waiting and self.released:
             self._link.send(Release(self.take_released()))
 
-    def _ask(
-        self,
-        layer: int,
-        uses: tuple[ExpertUse, ...],
-        known: list[Location],
-        guessed: tuple[int, ...],
-    ) -> None:
+    def _ask(self, layer: int, uses: tuple[ExpertUse, ...], known: list[Location]) -> None:
         assert self._step is not None
         of = tuple([location.expert for location in known])
-        told = (guessed, self.take_released(), of, self.take_earlier())
+        told = (self._uses.take_guess(), self.take_released(), of, self.take_earlier())
         self._link.send(Need(self._step, layer, uses, *told))
 
     def _tell_guess(self, layer: int, guessed: tuple[int, ...]) -> None:

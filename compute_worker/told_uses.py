@@ -20,6 +20,7 @@ class ToldUses:
         self._recent: npt.NDArray[np.bool_] | None = None
         self._recent_wanted: npt.NDArray[np.bool_] | None = None
         self._earlier: list[KnownLayer] = []
+        self._guess: tuple[int, ...] = ()
 
     def begin_step(self, recent: npt.NDArray[np.bool_] | None, wanted: Integers | None) -> None:
         """A step begins; `recent` (T,) marks the last tokens of prompt slices, None: no prompt.
@@ -40,6 +41,15 @@ class ToldUses:
     def add_known(self, layer: int, pairs: dict[int, Integers], guessed: tuple[int, ...]) -> None:
         """A layer was computed without a grant; `guessed`: experts of the next one."""
         self._earlier.append(KnownLayer(layer, self.of(layer, pairs), guessed))
+
+    def add_guess(self, guessed: tuple[int, ...]) -> None:
+        """At the layer that is to be fed these were guessed for the next one."""
+        self._guess = guessed
+
+    def take_guess(self) -> tuple[int, ...]:
+        """What is told of the next layer with the one at hand."""
+        guess, self._guess = self._guess, ()
+        return guess
 
     def take_earlier(self) -> tuple[KnownLayer, ...]:
         """Layers that the next message tells of."""

@@ -54,6 +54,7 @@ from coordinator.serving.top import run_top
 from coordinator.text.tokenizer import TokenizerError
 from io_worker.gguf_header import ModelFormatError
 from io_worker.reader import ModelFileError
+from shm.garbage import look_seldom
 from shm.link import LinkError
 from shm.pool import PoolError
 
@@ -76,6 +77,7 @@ EXIT_INTERNAL = 5
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns the exit code."""
+    look_seldom()
     typed = sys.argv[1:] if arguments is None else arguments
     return reported(lambda: dispatch(located(parse(typed), typed), typed))
 

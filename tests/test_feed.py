@@ -110,7 +110,7 @@ class Stage:
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
-    model = tiny_model(tmp_path / "tiny.gguf", n_experts=N_EXPERTS, n_active=3, n_layers=3)
+    model = tiny_model(tmp_path / "tiny.gguf", n_experts=N_EXPERTS, n_active=3)
     with opened(model) as file:
         runner = ModelRunner(model)
         yield Stage(runner, Regions(None, MappedFiles([file.fd], [file.size_bytes])))
@@ -147,7 +147,7 @@ class PoolStage(Stage):
 
 @pytest.fixture
 def pool_stage(tmp_path: Path) -> Iterator[PoolStage]:
-    model = tiny_model(tmp_path / "tiny.gguf", n_experts=N_EXPERTS, n_active=3, n_layers=3)
+    model = tiny_model(tmp_path / "tiny.gguf", n_experts=N_EXPERTS, n_active=3)
     runner = ModelRunner(model)
     with pool_of(N_EXPERTS, *runner.spec.slabs.layers[LAYER].range_bytes) as (pool, _):
         yield PoolStage(runner, pool, model.read_bytes())
@@ -294,11 +294,11 @@ def test_an_abort_that_comes_after_its_step_is_late(stage: Stage) -> None:
 
 def test_cancel_is_remembered_until_the_request_is_over(stage: Stage) -> None:
     stage.feed.note(Cancel(9))
-    assert stage.feed.is_cancelled(9)
-    assert not stage.feed.is_cancelled(8)
-    stage.feed.forget(9)
-    stage.feed.forget(8)
-    assert not stage.feed.is_cancelled(9)
+    assert stage.feed.endings.is_cancelled(9)
+    assert not stage.feed.endings.is_cancelled(8)
+    stage.feed.endings.forget(9)
+    stage.feed.endings.forget(8)
+    assert not stage.feed.endings.is_cancelled(9)
 
 
 def test_a_grant_of_a_layer_that_is_over_says_nothing(stage: Stage) -> None:

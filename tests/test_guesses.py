@@ -1,12 +1,17 @@
 """Guesses that are read: where they go, who goes for them and when, and what compute tells."""
 
 import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from gguf_builder import tiny_model
+from model_runner import ModelRunner
+from read_cases import pool_of
 from simulation import Engine, engine, need
-from test_feed import LAYER, PoolStage, pool_stage
+from test_feed import N_EXPERTS, PoolStage
 
 from compute_worker.kernels import LayerRun
 from coordinator.core.actions import ToCompute, ToWorker
@@ -24,8 +29,6 @@ from shm.messages import (
     Step,
     Submit,
 )
-
-__all__ = ["pool_stage"]  # a fixture
 
 N_LAYERS = 2
 
@@ -170,6 +173,19 @@ def test_a_prompt_alone_may_be_read_ahead() -> None:
 
 # Compute
 
+LAYER = 1
+
+
+@pytest.fixture
+def pool_stage(tmp_path: Path) -> Iterator[PoolStage]:
+    """A layer that has one after it."""
+    options = {"n_experts": N_EXPERTS, "n_active": 3, "n_layers": 3}
+    model = tiny_model(tmp_path / "tiny.gguf", **options)
+    runner = ModelRunner(model)
+    with pool_of(N_EXPERTS, *runner.spec.slabs.layers[LAYER].range_bytes) as (pool, _):
+        yield PoolStage(runner, pool, model.read_bytes())
+    runner.close()
+
 
 def guessing(stage: PoolStage) -> None:
     """The stage's layer is known from now on."""
@@ -204,7 +220,7 @@ def test_a_layer_without_a_need_tells_what_it_guesses(
 
 def test_a_guess_of_what_is_known_is_no_message(pool_stage: PoolStage) -> None:
     guessing(pool_stage)
-    after = [dataclasses.replace(pool_stage.location(e), expert=e) for e in (5, 6)]
+    after = [pool_stage.location(e)._replace(expert=e) for e in (5, 6)]
     pool_stage.feed._lasting.keep(LAYER + 1, after)
     assert run_after(pool_stage, (6, 5)) == pool_stage.expected
     assert pool_stage.link.sent == []

@@ -152,9 +152,8 @@ class Config:
     )  # fmt: skip
     prefetch: str = flag(
         "auto", "--prefetch", choice("auto", "off", "prompt", "previous-token", "router"), READING,
-        "read experts of the next layer while the disk idles: those that a long prompt needs all "
-        "but certainly (prompt), also those that an answer will probably need (the others, which "
-        "go to sleep where it does not pay); auto: prompt, where reads run beside the kernels",
+        "read the next layer's experts while the disk idles: what a long prompt needs (prompt), or "
+        "also what an answer probably will, where it pays; auto: prompt, where readers run aside",
     )  # fmt: skip
     usage: Path | None = flag(
         None, "--usage", PATH, READING, "start from the use counts in this file and save them there"

@@ -1,4 +1,5 @@
-"""What compute hears of readers before the core does: slabs that are on their way, and are there.
+"""What is heard of readers, here and, before that, by compute: slabs that are on their way, and are
+there.
 
 Part of the decision core. A grant tells compute where the experts that are being read will lie, and
 their readers tell it when they do (`shm.notices`): so compute may give back a slot whose reader has
@@ -11,6 +12,7 @@ from coordinator.core.reads import ReadDispatch
 from coordinator.core.seating import UNDER_WAY
 from coordinator.core.served_layer import ServedLayer
 from coordinator.core.slots import Slot, SlotState, SlotTable
+from shm.messages import SlotLease
 
 
 def coming(slots: SlotTable, reads: ReadDispatch, layer: ServedLayer) -> list[Slot]:
@@ -41,3 +43,20 @@ def note_used(
     slots.ready(slot)
     if layer and layer.need.layer == slot.key[0]:
         layer.missing.discard(slot.key[1])
+
+
+def answered(
+    slots: SlotTable,
+    reads: ReadDispatch,
+    name: str,
+    lease: SlotLease,
+    counters: ExpertCounters,
+) -> Slot | None:
+    """The slot of a reader's answer, or None when the answer is late, double or void."""
+    slot = slots.current(lease)
+    # a condemned reader's answer is void, and its read stays noted for whoever comes after it
+    is_awaited = slot is not None and slot.state is SlotState.LOADING
+    if not is_awaited or not reads.answered(name, lease):
+        counters.stale_answers += 1
+        return None
+    return slot

@@ -22,7 +22,7 @@ from coordinator.core.geometry import ExpertCounters, PoolGeometry, ResizeCounte
 from coordinator.core.grants import Grants
 from coordinator.core.guesses import Guesses
 from coordinator.core.noted_uses import NotedUses
-from coordinator.core.noticed import coming, note_used
+from coordinator.core.noticed import answered, coming, note_used
 from coordinator.core.placement import Placement
 from coordinator.core.policies import Key, Policy
 from coordinator.core.prefetch import Prefetch
@@ -32,7 +32,6 @@ from coordinator.core.resizing import Resizing
 from coordinator.core.returned import Returns
 from coordinator.core.seating import UNDER_WAY, find_seated, seat_layer
 from coordinator.core.served_layer import Arrival, ServedLayer
-from coordinator.core.slots import Slot, SlotState
 from shm.messages import (
     Abort,
     Evicted,
@@ -190,7 +189,7 @@ class Residency:
         if self._reads.was_used(name, ready.lease):
             self.counters.add_cost(ready)
             return self._guesses.read(self._layer, self.n_needs)
-        slot = self._answered(name, ready.lease)
+        slot = answered(self.slots, self._reads, name, ready.lease, self.counters)
         if slot is None:
             return []
         self.slots.ready(slot)
@@ -209,7 +208,7 @@ class Residency:
 
     def handle_failed(self, name: str, failed: ReadFailed) -> list[Action]:
         """A slab cannot be read: the step that waits for it ends, the engine goes on."""
-        slot = self._answered(name, failed.lease)
+        slot = answered(self.slots, self._reads, name, failed.lease, self.counters)
         if slot is None:
             return []
         assert slot.key is not None
@@ -230,16 +229,6 @@ class Residency:
         if layer and layer.need.layer == number:
             actions += self._granted(layer, layer.without(expert))
         return actions
-
-    def _answered(self, name: str, lease: SlotLease) -> Slot | None:
-        """The slot of a reader's answer, or None when the answer is late, double or void."""
-        slot = self.slots.current(lease)
-        # a condemned reader's answer is void, and its read stays noted for whoever comes after it
-        is_awaited = slot is not None and slot.state is SlotState.LOADING
-        if not is_awaited or not self._reads.answered(name, lease):
-            self.counters.stale_answers += 1
-            return None
-        return slot
 
     # Steps
 

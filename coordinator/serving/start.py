@@ -16,7 +16,6 @@ from coordinator.processes.memory_watch import MemoryWatch
 from io_worker.reader import descriptors
 from io_worker.settings import IoSettings
 from io_worker.settings import encode_settings as encode_io
-from shm.garbage import look_seldom
 from shm.notices import notice_pipe
 from shm.pool import create_pool, read_only
 from shm.time_slices import SHORT_NANOSECONDS, set_slice
@@ -77,7 +76,6 @@ def started(
             front=front,
         )
         set_slice(SHORT_NANOSECONDS)  # before it starts threads that carry messages
-        look_seldom()
         yield stack.enter_context(engine)
 
 
