@@ -14,6 +14,7 @@ from coordinator.core.prefetch import (
     N_CLEAR_PAIRS,
     N_PAIRS,
     SLEEP_STEPS,
+    UNTRIED_STEPS,
     Phase,
     Prefetch,
 )
@@ -24,6 +25,16 @@ from coordinator.core.state import Core
 from shm.messages import ExpertUse, Need, SlotLease
 
 TRIAL_STEPS = 2 * N_PAIRS * BLOCK_STEPS
+
+
+def on_trial(mode: str = "router") -> Prefetch:
+    """One that has to prove itself now."""
+    prefetch = Prefetch(mode)
+    for _ in range(UNTRIED_STEPS):
+        assert prefetch.is_acting
+        prefetch.handle_step(100)
+    assert prefetch.phase is Phase.TRIAL
+    return prefetch
 
 
 def run_trial(prefetch: Prefetch, on_ns: int, off_ns: int, drift: float = 1.0) -> None:
@@ -46,13 +57,13 @@ def run_trial(prefetch: Prefetch, on_ns: int, off_ns: int, drift: float = 1.0) -
     ],
 )
 def test_the_clock_decides(on_ns: int, off_ns: int, drift: float, verdict: Phase) -> None:
-    prefetch = Prefetch("router")
+    prefetch = on_trial()
     run_trial(prefetch, on_ns, off_ns, drift)
     assert prefetch.phase is verdict
 
 
 def test_a_clear_gain_is_seen_within_a_short_answer() -> None:
-    prefetch = Prefetch("router")
+    prefetch = on_trial()
     n_steps = 0
     while prefetch.phase is Phase.TRIAL:
         prefetch.handle_step(80 if prefetch.is_acting else 100)
@@ -62,7 +73,7 @@ def test_a_clear_gain_is_seen_within_a_short_answer() -> None:
 
 
 def test_it_wakes_after_a_sleep_and_is_judged_again() -> None:
-    prefetch = Prefetch("router")
+    prefetch = on_trial()
     run_trial(prefetch, 120, 100)
     for _ in range(SLEEP_STEPS):
         assert not prefetch.is_acting
@@ -83,7 +94,6 @@ def test_off_keeps_score_and_never_acts() -> None:
 
 def test_a_routers_guess_comes_before_the_last_token() -> None:
     prefetch = Prefetch("router")
-    prefetch.phase = Phase.ON
     prefetch.handle_need(need(1, [3, 4]), None)
     prefetch.handle_need(need(0, [1, 2]), 1)
     assert prefetch.wanted() == [], "the last token's is another mode"
@@ -94,7 +104,6 @@ def test_a_routers_guess_comes_before_the_last_token() -> None:
 
 def test_guesses_are_read_while_the_disk_idles_and_become_hits() -> None:
     prefetch = Prefetch("router")
-    prefetch.phase = Phase.ON
     run = engine(2, 8, 8, prefetch=prefetch)
     uses = (ExpertUse(1, 1, 0), ExpertUse(2, 1, 0))
     _, held = run.run_layer(Need(1, 0, uses, (5, 6), ()))
@@ -107,7 +116,6 @@ def test_guesses_are_read_while_the_disk_idles_and_become_hits() -> None:
 
 def test_a_guess_on_its_way_is_promoted_to_a_demand() -> None:
     prefetch = Prefetch("router")
-    prefetch.phase = Phase.ON
     run = engine(2, 8, 8, prefetch=prefetch)
     _, held = run.run_layer(Need(1, 0, (ExpertUse(1, 1, 0),), (5,), ()))
     assert any(run.under_way.values())
@@ -119,7 +127,6 @@ def test_a_guess_on_its_way_is_promoted_to_a_demand() -> None:
 def test_guesses_that_fill_a_class_do_not_stop_a_demand() -> None:
     """Layer 1 has two slots of its own, and wrong guesses are being read into both."""
     prefetch = Prefetch("router")
-    prefetch.phase = Phase.ON
     shape = dataclasses.replace(
         geometry(2, 8, 6), class_of_slots=[0] * 4 + [1] * 2, class_of_layer={0: 0, 1: 1}
     )
@@ -190,7 +197,6 @@ def test_random_prompts_read_ahead_and_break_nothing(policy: str, n_slots: int) 
 @pytest.mark.parametrize("seed", range(5))
 def test_random_guesses_break_nothing(seed: int) -> None:
     prefetch = Prefetch("router")
-    prefetch.phase = Phase.ON
     n_slots = 5
     run = engine(
         3, 8, n_slots, policy=Lru(policy_geometry(3, n_slots)), seed=seed, prefetch=prefetch

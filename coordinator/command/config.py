@@ -153,7 +153,7 @@ class Config:
     prefetch: str = flag(
         "auto", "--prefetch", choice("auto", "off", "prompt", "previous-token", "router"), READING,
         "read the next layer's experts while the disk idles: what a long prompt needs (prompt), or "
-        "also what an answer probably will, where it pays; auto: prompt, where readers run aside",
+        "also what an answer probably will, where it pays; auto: router, where readers run aside",
     )  # fmt: skip
     usage: Path | None = flag(
         None, "--usage", PATH, READING, "start from the use counts in this file and save them there"

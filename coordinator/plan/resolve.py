@@ -116,7 +116,7 @@ def _prefetch(config: Config) -> str:
     if config.prefetch != "auto":
         return config.prefetch
     reads_aside = config.has_pool and config.io_workers + config.io_threads > 0
-    return "prompt" if reads_aside and config.trace is None else "off"
+    return "router" if reads_aside and config.trace is None else "off"
 
 
 def _kv_type(config: Config) -> str:
