@@ -16,10 +16,10 @@ import mmap
 import os
 from collections.abc import Sequence
 
+from shm.huge_pages import MAP_FAILED, MAP_FIXED
 from shm.pool import ALIGNMENT, align_up
 
-PROT_NONE, MAP_FIXED = 0, 0x10  # not in Python's mmap module
-MAP_FAILED = ctypes.c_void_p(-1).value
+PROT_NONE = 0  # not in Python's mmap module
 
 
 def file_starts(file_sizes_bytes: Sequence[int]) -> tuple[int, ...]:

@@ -28,6 +28,8 @@ import os
 import struct
 from dataclasses import dataclass
 
+from shm.huge_pages import fill_with_huge_pages, map_shared
+
 ALIGNMENT = 4096  # unit of direct I/O: a multiple of every DIO alignment seen; also the page
 HEADER = struct.Struct("<QIIQQ")
 _CONTENT, _TWO_WORDS = struct.Struct("<QII"), struct.Struct("=QQ")
@@ -112,12 +114,14 @@ def header_words(generation: int, layer: int, expert: int) -> tuple[int, int]:
 def create_pool(layout: PoolLayout) -> int:
     """Create, allocate and seal the memfd; returns its descriptor.
 
-    Every page is allocated here, so that a shortage shows now and as an error: a sparse pool is a
-    crash later. Over a cgroup limit `posix_fallocate` does not fail, the process is killed; check
-    the budget before. Raises `PoolError`.
+    Every page is allocated here, huge ones where there are any, so that a shortage shows now and as
+    an error: a sparse pool is a crash later. Over a cgroup limit `posix_fallocate` does not fail,
+    the process is killed; check the budget before. Raises `PoolError`.
     """
     fd = os.memfd_create("moe-coord-pool", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
+        os.ftruncate(fd, layout.total_bytes)
+        fill_with_huge_pages(fd, layout.total_bytes)
         os.posix_fallocate(fd, 0, layout.total_bytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     except OSError as error:
@@ -153,13 +157,14 @@ class PoolMapping:
         self._fd = fd
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         try:
-            self._map = mmap.mmap(fd, layout.total_bytes, mmap.MAP_SHARED, protection)
+            self._map, self._start = map_shared(fd, layout.total_bytes, protection)
         except OSError as error:
             raise PoolError(
                 f"pool: cannot map {layout.total_bytes} bytes: {error.strerror}; "
                 "use a smaller --pool or raise `ulimit -v`"
             ) from error
-        self.view = memoryview(self._map)
+        view = memoryview(self._map)[self._start : self._start + layout.total_bytes]
+        self.view = view if writable else view.toreadonly()
 
     def write_header(
         self, slot: int, generation: int, layer: int, expert: int, n_bytes: int
@@ -178,11 +183,12 @@ class PoolMapping:
 
     def populate(self, *, writable: bool) -> None:
         """Set up all page table entries now: a first touch costs 1.6 CPU seconds per GB later."""
-        _advise(self._map, MADV_POPULATE_WRITE if writable else MADV_POPULATE_READ)
+        advice = MADV_POPULATE_WRITE if writable else MADV_POPULATE_READ
+        self._advise(advice, 0, self.layout.total_bytes)
 
     def populate_range(self, start: int, n_bytes: int) -> None:
         """The same for one slot, for writing. `start` and `n_bytes` are multiples of the page."""
-        _advise(self._map, MADV_POPULATE_WRITE, start, n_bytes)
+        self._advise(MADV_POPULATE_WRITE, start, n_bytes)
 
     def copy(self, start: int, target: memoryview) -> None:
         """Fill `target` with the bytes from `start` on, past the mapping: it gets no page table
@@ -196,17 +202,13 @@ class PoolMapping:
         self.view.release()
         self._map.close()
 
-
-def _advise(mapping: mmap.mmap, advice: int, start: int = 0, n: int = 0) -> None:
-    """`madvise` where the kernel knows the advice; older ones populate at first touch."""
-    try:
-        if n:
-            mapping.madvise(advice, start, n)
-        else:
-            mapping.madvise(advice)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
+    def _advise(self, advice: int, start: int, n_bytes: int) -> None:
+        """`madvise` where the kernel knows the advice; older ones populate at first touch."""
+        try:
+            self._map.madvise(advice, self._start + start, n_bytes)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
 
 
 def punch_hole(fd: int, start: int, n_bytes: int) -> None:
