@@ -211,11 +211,21 @@ class PoolMapping:
                 raise
 
 
-def punch_hole(fd: int, start: int, n_bytes: int) -> None:
-    """Give the memory of a free slot back to the system; a later write allocates it again."""
+def punch_hole(fd: int, start: int, n_bytes: int) -> bool:
+    """Give the memory of a free slot back to the system; a later write allocates it again.
+
+    Whether all of it went: the ends lie in huge pages that other slots share, and stay, as zeros,
+    while a direct read goes into such a page. To be done again then. Raises `OSError`.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     mode = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
     result = libc.fallocate(fd, mode, ctypes.c_int64(start), ctypes.c_int64(n_bytes))
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"pool: cannot punch a hole: {os.strerror(number)}")
+    try:
+        return os.lseek(fd, start, os.SEEK_DATA) >= start + n_bytes
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return True  # a hole up to the end

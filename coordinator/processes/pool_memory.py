@@ -6,9 +6,14 @@ now, and counts as if it had: its content is somewhere, or will be read into it 
 
 import contextlib
 import os
+import time
 from collections.abc import Collection, Iterator
 
 from shm.pool import PoolLayout, allocated_bytes, punch_hole
+
+# a slot shares its first and last huge page with neighbours, and a read into one of these takes
+# about as long; what is still held after all tries is counted like any other memory
+N_TRIES, TRY_SECONDS = 8, 0.001
 
 
 class PoolMemory:
@@ -34,7 +39,10 @@ class PoolMemory:
         """Give back the memory of slots whose content is elsewhere now; the next read into one
         takes it again. Raises `OSError`."""
         for start, n_bytes in self._ranges(slots):
-            punch_hole(self._fd, start, n_bytes)
+            for _ in range(N_TRIES):
+                if punch_hole(self._fd, start, n_bytes):
+                    break
+                time.sleep(TRY_SECONDS)
 
     def restore(self, slots: Collection[int]) -> None:
         """Put slots back to use and take their memory again, now: what is only promised would look
