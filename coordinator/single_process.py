@@ -41,6 +41,7 @@ from coordinator.serving.start import compute_settings
 from io_worker.read_queue import ReadQueue
 from io_worker.reader import change_of
 from io_worker.slab_reader import reader_named
+from shm.free_memory import give_back_freed
 from shm.messages import Cancel, Finished, Step, Submit
 from shm.pool import PoolMapping, create_pool
 
@@ -153,6 +154,8 @@ def running(
     """A runner in this process, ready. Raises what `assemble` and the pool raise."""
     if setup.cores is not None:
         os.sched_setaffinity(0, setup.cores.compute)
+    setup.model.drop_arrays()
+    give_back_freed()
     pool_fd = pool = None
     if setup.config.has_pool:
         pool_fd = create_pool(setup.plan.layout)

@@ -37,6 +37,12 @@ class Model:
     is_packed: bool = False  # slabs are whole; a joined tensor's experts lie a slab apart
     checksums: tuple[int, ...] = ()  # of a packed file
 
+    def drop_arrays(self) -> None:
+        """Forget the metadata that are lists. Those of a vocabulary take tens of MiB, and nobody
+        needs them once there is a tokenizer."""
+        for key in [key for key, value in self.metadata.items() if isinstance(value, list)]:
+            del self.metadata[key]
+
 
 def open_model(path: str | os.PathLike[str]) -> Model:
     """Read the header of the model at `path` and of all other parts of its set.

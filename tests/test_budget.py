@@ -149,8 +149,12 @@ def test_one_given_prompt_gets_the_context_it_needs_and_the_pool_the_rest(tiny: 
 
 def test_tokens_and_merges_of_the_tokenizer_are_paid_for(tiny: ModelSpec) -> None:
     more = dataclasses.replace(tiny, n_merges=tiny.n_merges + 100_000)
-    plans = [plan_memory(DEFAULT, spec, AMPLE) for spec in (tiny, more)]
-    assert plans[1].processes_bytes - plans[0].processes_bytes == 38_000_000
+    for request, n_bytes in (
+        (DEFAULT, 10_000_000),
+        (dataclasses.replace(DEFAULT, has_http=True), 38_000_000),
+    ):
+        plans = [plan_memory(request, spec, AMPLE) for spec in (tiny, more)]
+        assert plans[1].processes_bytes - plans[0].processes_bytes == n_bytes
 
 
 def test_a_pool_below_the_token_cycle_is_told(tiny: ModelSpec) -> None:

@@ -272,3 +272,12 @@ def test_the_fingerprint_tells_models_apart_and_ignores_the_place(tmp_path: Path
     fingerprints = {open_model(path).fingerprint for path in [first, *others]}
     assert len(fingerprints) == 6
     assert {len(text) for text in fingerprints} == {32}
+
+
+def test_arrays_are_dropped_and_the_rest_stays(tmp_path: Path) -> None:
+    model = open_model(tiny_model(tmp_path / "tiny.gguf"))
+    arrays = {key for key, value in model.metadata.items() if isinstance(value, list)}
+    assert "tokenizer.ggml.tokens" in arrays
+    others = {key: value for key, value in model.metadata.items() if key not in arrays}
+    model.drop_arrays()
+    assert model.metadata == others != {}

@@ -36,6 +36,7 @@ from io_worker.gguf_header import ModelFormatError
 from io_worker.model_file import open_model
 from shm.birth import Birth, ChildArguments, begin_life, decode_arguments, parent_is_gone
 from shm.codec import MessageError
+from shm.free_memory import give_back_freed
 from shm.link import LinkError, pair_socket
 from shm.messages import PROTOCOL_VERSION, Failed, Heartbeat, Hello, Ready, Stop, welcomed
 from shm.service_messages import decode, encode
@@ -114,6 +115,7 @@ def live(arguments: ChildArguments, birth: Birth, link: "zmq.Socket[bytes]") -> 
     try:
         settings = greet(arguments, link)
         tokenizer, template = load(settings)
+        give_back_freed()
         asyncio.run(serve(arguments, birth, link, settings, tokenizer, template))
         return 0
     except (ModelFormatError, TokenizerError) as error:

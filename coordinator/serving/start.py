@@ -16,6 +16,7 @@ from coordinator.processes.memory_watch import MemoryWatch
 from io_worker.reader import descriptors
 from io_worker.settings import IoSettings
 from io_worker.settings import encode_settings as encode_io
+from shm.free_memory import give_back_freed
 from shm.notices import notice_pipe
 from shm.pool import create_pool, read_only
 from shm.time_slices import SHORT_NANOSECONDS, set_slice
@@ -34,10 +35,12 @@ def started(
     """Processes of the run, up but not ready yet (`run_once` until `is_ready`).
 
     `root` is where the `proc` and `sys` lie that say how much memory is left; `compute_fds` are
-    inherited by compute.
+    inherited by compute. What only a tokenizer needs of the model's header is gone then.
     Raises `PoolError`, `ResourceError`, `LinkError`, `OSError`, `EngineError`.
     """
     config = setup.config
+    setup.model.drop_arrays()
+    give_back_freed()
     with contextlib.ExitStack() as stack:
         pool_fd = read_only_fd = None
         if config.has_pool:
