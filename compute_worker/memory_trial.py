@@ -1,7 +1,8 @@
 """Whether the kernels read memory of their own faster than the pool, found out at start.
 
-The pool is a memfd, mostly of 4 KiB pages; anonymous memory may have huge ones. The same threads
-that compute read both, in turns, so that what else the machine does meets both alike.
+The pool is a memfd, of 4 KiB pages where the system makes no huge ones of it (`shm.huge_pages`);
+anonymous memory may have huge ones. The same threads that compute read both, in turns, so that what
+else the machine does meets both alike.
 """
 
 import mmap

@@ -1,7 +1,7 @@
 """Where experts that stay for good lie: in the pool, or in compute's own memory. Pure.
 
-Compute's own memory has huge pages, which are read faster than the pool on most machines; on which
-ones, only a trial tells (`compute_worker.memory_trial`). Whether there may be one is decided here.
+Compute's own memory has huge pages, which are read faster than a pool that has none; whether it is
+so, only a trial tells (`compute_worker.memory_trial`). Whether there may be one is decided here.
 """
 
 from compute_worker.arch import ModelSpec
