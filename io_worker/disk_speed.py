@@ -1,15 +1,15 @@
 """What the disk gives: ``python -P -m io_worker.disk_speed FILE``.
 
-Plain O_DIRECT reads of one size at random places, `depth` threads with a buffer each, for a fixed
-time per depth, with the rate of every second: a disk that throttles is fast at first. No queue, no
-slots, no checks: what the engine reads below this is its own cost (`read_speed` measures that).
+Plain O_DIRECT reads of one size at random places into memory like the pool's, `depth` threads with
+a buffer each, for a fixed time per depth, with the rate of every second: a disk that throttles is
+fast at first. No queue, no slots, no checks: what the engine reads below this is its own cost
+(`read_speed` measures that).
 With `--ways` every other way of reading too, random and sequential, a shorter time each.
 Prints one JSON object.
 """
 
 import argparse
 import json
-import mmap
 import os
 import random
 import sys
@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 from io_worker.disk_ways import Reads, cached_share, read_file, ways_of
 from io_worker.reader import ModelFile, ModelFileError, close_files, open_files
+from shm.huge_pages import pool_like_buffer
 from shm.pool import ALIGNMENT, align_up
 
 DEPTHS = (1, 2, 4, 8)
@@ -78,7 +79,7 @@ def read_for(file: ModelFile, read_bytes: int, depth: int, seconds: float) -> Re
         assert file.direct_fd is not None
         draw = random.Random(number)
         n_places = (file.size_bytes - read_bytes) // ALIGNMENT + 1
-        with mmap.mmap(-1, read_bytes) as buffer:
+        with pool_like_buffer(read_bytes) as buffer:
             while (now := time.monotonic() - start) < seconds and not errors:
                 try:
                     offset = draw.randrange(n_places) * ALIGNMENT

@@ -6,7 +6,6 @@ pages are touched behind the call, as compute would do.
 """
 
 import contextlib
-import mmap
 import os
 import random
 import threading
@@ -15,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from io_worker.page_cache import WARMERS, cached_bytes
 from io_worker.reader import ModelFile
+from shm.huge_pages import pool_like_buffer
 from shm.mapped_files import MappedFiles
 
 Reads = list[tuple[float, int]]  # seconds since the start, bytes
@@ -27,7 +27,7 @@ DEPTHS = (1, 4)
 
 @contextlib.contextmanager
 def _preadv(fd: int, n_bytes: int) -> Iterator[ReadPlace]:
-    with mmap.mmap(-1, n_bytes) as buffer:  # aligned, as direct I/O wants it
+    with pool_like_buffer(n_bytes) as buffer:  # aligned, as direct I/O wants it
         yield lambda offset, _: os.preadv(fd, [buffer], offset)
 
 

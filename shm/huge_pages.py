@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import mmap
 import os
+from collections.abc import Iterator
 
 HUGE_PAGE_BYTES = 2 << 20
 MADV_COLLAPSE = 25  # Linux 6.1; this and the next ones are not in Python's mmap module
@@ -64,3 +65,18 @@ def map_shared(fd: int, n_bytes: int, protection: int) -> tuple[mmap.mmap, int]:
         mapping.close()
         raise OSError(number, os.strerror(number))
     return mapping, start
+
+
+@contextlib.contextmanager
+def pool_like_buffer(n_bytes: int) -> Iterator[memoryview]:
+    """Memory of the kind that a pool has, to measure reads into it; raises `OSError`."""
+    n_whole_bytes = -(-n_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+    fd = os.memfd_create("moe-coord-buffer", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, n_whole_bytes)
+        fill_with_huge_pages(fd, n_whole_bytes)
+        mapping, start = map_shared(fd, n_whole_bytes, mmap.PROT_READ | mmap.PROT_WRITE)
+    finally:
+        os.close(fd)
+    with mapping, memoryview(mapping)[start : start + n_bytes] as view:
+        yield view

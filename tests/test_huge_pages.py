@@ -10,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from shm.huge_pages import HUGE_PAGE_BYTES, fill_with_huge_pages, map_shared
+from shm.huge_pages import (
+    HUGE_PAGE_BYTES,
+    fill_with_huge_pages,
+    map_shared,
+    pool_like_buffer,
+)
 from shm.pool import PoolLayout, PoolMapping, SlotClass, allocated_bytes, create_pool, punch_hole
 
 BOTH = mmap.PROT_READ | mmap.PROT_WRITE
@@ -135,3 +140,14 @@ def put_into_pipe(write_end: int, view: memoryview) -> None:
     """The pages themselves, by vmsplice(2)."""
     part = (ctypes.c_size_t * 2)(ctypes.addressof(ctypes.c_char.from_buffer(view)), len(view))
     assert ctypes.CDLL(None).vmsplice(write_end, part, 1, 0) == len(view)
+
+
+@pytest.mark.parametrize("n_bytes", [1, 4096, (2 << 20) + 4096])
+def test_a_buffer_like_the_pool_takes_what_is_read_into_it(tmp_path: Path, n_bytes: int) -> None:
+    (tmp_path / "file").write_bytes(bytes([7]) * n_bytes)
+    n_open = len(os.listdir("/proc/self/fd"))
+    with pool_like_buffer(n_bytes) as buffer, (tmp_path / "file").open("rb", buffering=0) as file:
+        assert len(buffer) == n_bytes
+        assert os.preadv(file.fileno(), [buffer], 0) == n_bytes
+        assert bytes(buffer) == bytes([7]) * n_bytes
+    assert len(os.listdir("/proc/self/fd")) == n_open
