@@ -145,9 +145,9 @@ def put_into_pipe(write_end: int, view: memoryview) -> None:
 @pytest.mark.parametrize("n_bytes", [1, 4096, (2 << 20) + 4096])
 def test_a_buffer_like_the_pool_takes_what_is_read_into_it(tmp_path: Path, n_bytes: int) -> None:
     (tmp_path / "file").write_bytes(bytes([7]) * n_bytes)
-    n_open = len(os.listdir("/proc/self/fd"))
+    n_open = len(list(Path("/proc/self/fd").iterdir()))
     with pool_like_buffer(n_bytes) as buffer, (tmp_path / "file").open("rb", buffering=0) as file:
         assert len(buffer) == n_bytes
         assert os.preadv(file.fileno(), [buffer], 0) == n_bytes
         assert bytes(buffer) == bytes([7]) * n_bytes
-    assert len(os.listdir("/proc/self/fd")) == n_open
+    assert len(list(Path("/proc/self/fd").iterdir())) == n_open
