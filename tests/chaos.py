@@ -23,7 +23,7 @@ from coordinator.core.actions import (
     VacateSlots,
 )
 from coordinator.core.policy_choice import POLICIES, make_policy
-from coordinator.core.prefetch import Prefetch
+from coordinator.core.prefetch import MAX_GUESSES, Prefetch
 from coordinator.core.requests import Requests
 from coordinator.core.residency import Residency
 from coordinator.core.schedule import Schedule
@@ -140,7 +140,7 @@ class World:
             standing_grants=rng.random() < 0.7,
             lasting_grants=rng.random() < 0.8,
             whole_layers=rng.random() < 0.2,
-            prefetch=Prefetch(rng.choice(["off", "prompt", "previous-token", "router"])),
+            prefetch=Prefetch(rng.choice(["off", "prompt", "previous-token", *3 * ["router"]])),
         )
         schedule = Schedule(self.n_layers, 64, rng.randint(1, 4))
         self.core = Core(residency, Requests(schedule))
@@ -464,6 +464,7 @@ class World:
                 return
             if compute.layer not in compute.standing:
                 break
+            self._tell_guess(compute, self._guessed())
             compute.layer += 1
         experts = self.rng.sample(range(self.n_experts), self.rng.randint(1, self.n_experts))
         is_prompt = step.slices[0].n_tokens > 1
@@ -471,21 +472,32 @@ class World:
         known = self._known(compute, experts)
         if len(known) == len(experts):
             compute.computing = known
-            compute.earlier.append(KnownLayer(compute.layer, uses))
-            if compute.layer + 1 < self.n_layers and self.rng.random() < 0.5:
-                self._say(Guess(compute.layer + 1, (self.rng.randrange(self.n_experts),)))
+            guess = self._guessed()
+            compute.earlier.append(KnownLayer(compute.layer, uses, guess))
+            self._tell_guess(compute, guess)
             self.check_held()
             return
         compute.keeps, compute.n_waiting, compute.on_the_way = False, 0, {}
         compute.wanted = {e for e in experts if (compute.layer, e) not in known}
-        guess = tuple(self.rng.sample(range(self.n_experts), 1))
         released = self._take_held(compute)
         compute.held = list(known.values())
         compute.early = {lease: key for key, lease in known.items()}
         earlier, compute.earlier = tuple(compute.earlier), []
         ids = tuple(expert for _, expert in known)
-        need = Need(step.step, compute.layer, uses, guess, released, ids, earlier)
+        need = Need(step.step, compute.layer, uses, self._guessed(), released, ids, earlier)
         self._say(need)
+
+    def _guessed(self) -> tuple[int, ...]:
+        """Experts of the next layer, likeliest first; now and then there is no guess."""
+        n_guesses = self.rng.choice([0, 1, min(MAX_GUESSES, self.n_experts)])
+        return tuple(self.rng.sample(range(self.n_experts), n_guesses))
+
+    def _tell_guess(self, compute: Compute, guess: tuple[int, ...]) -> None:
+        """At a layer that sends no `Need`."""
+        layer = compute.layer + 1
+        unknown = tuple(expert for expert in guess if (layer, expert) not in compute.lasting)
+        if unknown and layer < self.n_layers and layer not in compute.standing:
+            self._say(Guess(layer, unknown))
 
     def _known(self, compute: Compute, experts: list[int]) -> dict[Key, SlotLease]:
         """What needs no grant; now and then something wrote over it."""

@@ -18,6 +18,7 @@ from shm.messages import (
     Dropped,
     ExpertUse,
     Guess,
+    Hello,
     KnownLayer,
     Progress,
     Release,
@@ -85,6 +86,18 @@ def test_what_the_model_has_not_is_refused(model: Path, message: Any) -> None:
     decode = decoder_for_model(resolve(open_model(model)).slabs)
     with pytest.raises(MessageError, match="message: expected"):
         decode(encode(message))
+
+
+def test_a_layer_asks_once_and_after_those_before_it(model: Path) -> None:
+    decode = decoder_for_model(resolve(open_model(model)).slabs)
+    for step, layer in [(1, 0), (1, 3), (2, 0), (7, 1)]:
+        asked = dataclasses.replace(need(layer, [0]), step=step)
+        assert decode(encode(asked)) == asked
+        for late in (asked, dataclasses.replace(asked, step=step - 1)):
+            with pytest.raises(MessageError, match="message: expected a Need after"):
+                decode(encode(late))
+    decode(encode(Hello(1, "compute", 1, "token")))  # another worker
+    decode(encode(need(0, [0])))
 
 
 def test_a_worker_that_names_what_is_not_there_is_replaced(

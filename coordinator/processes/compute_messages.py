@@ -1,8 +1,9 @@
-"""What the compute worker says, held against the model: layers and experts that there are.
+"""What the compute worker says, held against the model: layers and experts that there are, and one
+`Need` for each layer of a step, in order.
 
-A worker that goes wrong may name others. The decision core counts, evicts and reads by these
-numbers and asks no more, so such a message is worth no more than one that cannot be read: its
-sender is killed and started again. This module does not know what the messages are for.
+A worker that goes wrong may name others, or ask twice. The decision core counts, evicts and reads
+by these numbers and asks no more, so such a message is worth no more than one that cannot be read:
+its sender is killed and started again. This module does not know what the messages are for.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -10,17 +11,27 @@ from typing import Any
 
 from io_worker.slabs import SlabTable
 from shm.codec import MessageError
-from shm.messages import Adopted, Dropped, ExpertUse, Guess, Need, StepDone, decode
+from shm.messages import Adopted, Dropped, ExpertUse, Guess, Hello, Need, StepDone, decode
+
+BEFORE_ALL = (-1, -1)  # (step, layer)
 
 
 def decoder_for_model(slabs: SlabTable) -> Callable[[bytes], Any]:
-    """`shm.messages.decode`, which then also raises `MessageError` for what the model has not."""
+    """`shm.messages.decode`, which then also raises `MessageError` for what the model has not, and
+    for a `Need` that does not follow the last one since `Hello`."""
     layers = frozenset(layer.layer for layer in slabs.layers)
+    last_need = BEFORE_ALL
 
     def decode_checked(data: bytes) -> Any:
+        nonlocal last_need
         message = decode(data)
         match message:
+            case Hello():
+                last_need = BEFORE_ALL
             case Need():
+                if (message.step, message.layer) <= last_need:
+                    raise MessageError(f"message: expected a Need after {last_need}")
+                last_need = (message.step, message.layer)
                 used = _check_uses(message.experts, slabs.n_experts)
                 _check(message.known, used, "known experts among the layer's")
                 _check(message.predicted, range(slabs.n_experts), "experts of the model")
