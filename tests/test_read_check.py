@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,8 +26,8 @@ def read_of(slot: int, file_offset: int = 12_345) -> SlabRead:
 
 def with_range(read: SlabRead, index: int, **changes: int) -> SlabRead:
     ranges = list(read.ranges)
-    ranges[index] = replace(ranges[index], **changes)
-    return replace(read, ranges=tuple(ranges))
+    ranges[index] = ranges[index]._replace(**changes)
+    return read._replace(ranges=tuple(ranges))
 
 
 @pytest.mark.parametrize("slot", range(LAYOUT.n_slots))
@@ -42,7 +40,7 @@ def test_the_one_range_of_a_packed_file_may_fill_the_slot() -> None:
     start, stop = WINDOWS[LAST][0][0], WINDOWS[LAST][2][1]
     read = SlabRead(SlotLease(LAST, 1), 0, 0, (ReadRange(0, 4096, stop - start, start),))
     assert check_read(read, WINDOWS, FILES) == ((start, stop),)
-    too_long = replace(read, ranges=(ReadRange(0, 4097, stop - start, start + 1),))
+    too_long = read._replace(ranges=(ReadRange(0, 4097, stop - start, start + 1),))
     with pytest.raises(ReadError, match="fits a window"):
         check_read(too_long, WINDOWS, FILES)
 
@@ -58,13 +56,13 @@ def moved(read: SlabRead, index: int, file_offset: int) -> SlabRead:
 GOOD = read_of(1)
 POOL_OFFSET = GOOD.ranges[0].pool_offset
 BAD = {
-    "slot one too high": (replace(GOOD, lease=SlotLease(LAYOUT.n_slots, 5)), "a slot below 5"),
-    "slot 2^63-1": (replace(GOOD, lease=SlotLease(MAX_INTEGER, 5)), "a slot below 5"),
-    "layer over u32": (replace(GOOD, layer=2**32), "layer and expert of at most"),
-    "expert over u32": (replace(GOOD, expert=2**32), "layer and expert of at most"),
-    "no range": (replace(GOOD, ranges=()), "3 ranges or 1, found 0"),
-    "two ranges": (replace(GOOD, ranges=GOOD.ranges[:2]), "3 ranges or 1, found 2"),
-    "four ranges": (replace(GOOD, ranges=GOOD.ranges + GOOD.ranges[:1]), "found 4"),
+    "slot one too high": (GOOD._replace(lease=SlotLease(LAYOUT.n_slots, 5)), "a slot below 5"),
+    "slot 2^63-1": (GOOD._replace(lease=SlotLease(MAX_INTEGER, 5)), "a slot below 5"),
+    "layer over u32": (GOOD._replace(layer=2**32), "layer and expert of at most"),
+    "expert over u32": (GOOD._replace(expert=2**32), "layer and expert of at most"),
+    "no range": (GOOD._replace(ranges=()), "3 ranges or 1, found 0"),
+    "two ranges": (GOOD._replace(ranges=GOOD.ranges[:2]), "3 ranges or 1, found 2"),
+    "four ranges": (GOOD._replace(ranges=GOOD.ranges + GOOD.ranges[:1]), "found 4"),
     "file that is not there": (with_range(GOOD, 0, file=2), "a file below 2, found 2"),
     "zero bytes": (with_range(GOOD, 1, n_bytes=0), "at least 1 byte"),
     "offset at the end": (moved(GOOD, 2, FILES[0]), "within 1000000 bytes"),
@@ -98,7 +96,7 @@ def test_a_bad_figure_is_refused(case: str) -> None:
 
 def test_without_a_pool_only_file_and_range_count() -> None:
     """Every layer and expert has a number; what would be a slot may be any."""
-    read = replace(with_range(GOOD, 0, pool_offset=0), lease=SlotLease(MAX_INTEGER, 0))
+    read = with_range(GOOD, 0, pool_offset=0)._replace(lease=SlotLease(MAX_INTEGER, 0))
     check_cached_read(read, FILES)
     for case in ("file that is not there", "zero bytes", "offset at the end"):
         with pytest.raises(ReadError, match=BAD[case][1]):

@@ -1,5 +1,4 @@
 import ctypes
-from dataclasses import replace
 from pathlib import Path
 
 from read_cases import opened, pattern, pool_of, write_file
@@ -28,9 +27,9 @@ def test_a_location_in_the_pool_is_checked() -> None:
         assert [byte_at(a) for a in regions.addresses(IN_POOL)] == [1, 2, 3]
         for layer, location in (
             (LAYER + 1, IN_POOL),
-            (LAYER, replace(IN_POOL, expert=EXPERT + 1)),
-            (LAYER, replace(IN_POOL, lease=SlotLease(1, 6))),
-            (LAYER, replace(IN_POOL, lease=SlotLease(0, 5))),
+            (LAYER, IN_POOL._replace(expert=EXPERT + 1)),
+            (LAYER, IN_POOL._replace(lease=SlotLease(1, 6))),
+            (LAYER, IN_POOL._replace(lease=SlotLease(0, 5))),
         ):
             assert not regions.is_intact(layer, location)
             entries = regions.entries(layer, [location])

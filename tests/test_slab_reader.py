@@ -33,7 +33,7 @@ def test_ranges_come_from_the_file_they_name(tmp_path: Path, reader: str) -> Non
         pool, _ = stack.enter_context(pool_of(1, *[N_BYTES] * 3))
         slab_reader = SlabReader(files, pool.view, reader)
         for index, data in enumerate(contents):
-            wanted = replace(range_at(pool.windows[0][index], 4097, N_BYTES), file=index)
+            wanted = range_at(pool.windows[0][index], 4097, N_BYTES)._replace(file=index)
             slab_reader.read(wanted)
             assert content(pool, wanted) == data[4097 : 4097 + N_BYTES]
 
