@@ -1,15 +1,14 @@
 """What the disk gives: ``python -P -m io_worker.disk_speed FILE``.
 
 Plain O_DIRECT reads of one size at random places into memory like the pool's, `depth` threads with
-buffers of their own, for a fixed time per depth, with the rate of every second: a disk that throttles is
-fast at first. No queue, no slots, no checks: what the engine reads below this is its own cost
-(`read_speed` measures that).
+buffers of their own, for a fixed time per depth, with the rate of every second: a disk that
+throttles is fast at first. No queue, no slots, no checks: what the engine reads below this is its
+own cost (`read_speed` measures that).
 With `--ways` every other way of reading too, random and sequential, a shorter time each.
 Prints one JSON object.
 """
 
 import argparse
-import itertools
 import json
 import os
 import random
@@ -18,17 +17,13 @@ import threading
 import time
 from collections.abc import Sequence
 
-from io_worker.disk_ways import Reads, cached_share, read_file, ways_of
+from io_worker.disk_ways import Reads, cached_share, direct_reads, read_file, ways_of
 from io_worker.reader import ModelFile, ModelFileError, close_files, open_files
-from shm.huge_pages import pool_like_buffer
 from shm.pool import ALIGNMENT, align_up
 
 DEPTHS = (1, 2, 4, 8)
 THROTTLED_SHARE = 0.8  # of the first seconds' rate
 EXIT_MODEL = 3
-# Of all threads together: reads into one place again and again end in the processor's cache, and
-# were half as fast again as any that go through a pool
-MEMORY_BYTES = 64 << 20
 WAY_SHARE = 0.25  # of the time of one depth
 
 
@@ -77,20 +72,16 @@ def read_for(file: ModelFile, read_bytes: int, depth: int, seconds: float) -> Re
     """Read with `depth` threads for so long; raises `OSError` of a failed read."""
     reads: list[Reads] = [[] for _ in range(depth)]
     errors: list[OSError] = []
-    n_buffers = max(1, MEMORY_BYTES // (depth * read_bytes))
     start = time.monotonic()
 
     def work(number: int) -> None:
-        assert file.direct_fd is not None
         draw = random.Random(number)
         n_places = (file.size_bytes - read_bytes) // ALIGNMENT + 1
-        with pool_like_buffer(n_buffers * read_bytes) as buffer:
-            starts = itertools.cycle(range(0, len(buffer), read_bytes))
+        with direct_reads(file, read_bytes, depth) as read:
             while (now := time.monotonic() - start) < seconds and not errors:
                 try:
                     offset = draw.randrange(n_places) * ALIGNMENT
-                    into = next(starts)
-                    n_read = os.preadv(file.direct_fd, [buffer[into : into + read_bytes]], offset)
+                    n_read = read(offset, read_bytes)
                 except OSError as error:
                     errors.append(error)
                     return
