@@ -149,7 +149,7 @@ class NativeLayers:
             raise no_scratch()
         done = range(layers.start, report.next_layer)
         unknown = None
-        if report.reason != self._lib.MOE_ALL_DONE:
+        if done.stop < layers.stop:
             unknown = (x, chosen[len(done)], shares)
         rows = guesses[: len(done) + 1, :n_guesses].tolist()
         told = [

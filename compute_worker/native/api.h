@@ -111,12 +111,8 @@ typedef struct {
     uint64_t words[2];     /* they are so as long as the expert is in its place */
 } moe_known_expert;
 
-/* Why moe_layers ended where it did. */
-enum { MOE_ALL_DONE = 0, MOE_UNKNOWN_EXPERT = 1, MOE_UNKNOWN_GUESS = 2 };
-
 typedef struct {
     int next_layer; /* those before it are done; of this one attention and choice, unless all are */
-    int reason;
     uint64_t experts_nanoseconds;
 } moe_layers_report;
 

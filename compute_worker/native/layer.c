@@ -208,7 +208,7 @@ int moe_layers(moe_engine *engine, int numerics, const moe_layer *const *layers,
                float *shares, int n_guesses, int32_t *guesses, moe_layers_report *report)
 {
     int n_tokens = places->n_tokens;
-    *report = (moe_layers_report){.next_layer = first, .reason = MOE_ALL_DONE};
+    *report = (moe_layers_report){.next_layer = first};
     for (; report->next_layer < stop; report->next_layer++) {
         int index = report->next_layer;
         const moe_layer *layer = layers[index];
@@ -221,11 +221,8 @@ int moe_layers(moe_engine *engine, int numerics, const moe_layer *const *layers,
         if (is_guessing &&
             guess_experts(engine, numerics, layers[index + 1], hidden, scratch, guesses))
             return -1;
-        if (!may_all_be_used(own, chosen, n_pairs))
-            report->reason = MOE_UNKNOWN_EXPERT;
-        else if (is_guessing && !are_all_known(own + layer->n_experts, guesses, n_guesses))
-            report->reason = MOE_UNKNOWN_GUESS;
-        if (report->reason != MOE_ALL_DONE)
+        if (!may_all_be_used(own, chosen, n_pairs) ||
+            (is_guessing && !are_all_known(own + layer->n_experts, guesses, n_guesses)))
             return 0;
         uint64_t started = now_nanoseconds();
         if (add_experts(engine, numerics, layer, own, n_tokens, x, chosen, shares, scratch, hidden))
