@@ -6,6 +6,8 @@ was granted without asking, so who has to go for guesses goes where compute wait
 between two steps (`make_room`), and is told with the layer's other evictions.
 """
 
+from collections import Counter
+
 from coordinator.core.actions import Action
 from coordinator.core.geometry import PoolGeometry
 from coordinator.core.placement import Placement
@@ -36,6 +38,8 @@ class Guesses:
         self._slots = placement.slots
         self._reads = reads
         self._prefetch = prefetch
+        n_layers = Counter(geometry.class_of_layer.values())
+        self._n_experts_of_class = {c: n * geometry.n_experts for c, n in n_layers.items()}
 
     def expect(self) -> None:
         """What is guessed now is not evicted before the guess turns out to be wrong."""
@@ -48,13 +52,9 @@ class Guesses:
             self._make_room_ahead(missing[0][0], len(missing))
         if not self._prefetch.is_acting:
             return
-        usable = self._slots.usable_of_class()
-        whole = {
-            self._geometry.class_of_layer[layer] for layer in self._geometry.whole_layers(usable)
-        }  # nothing of theirs is ever missing
-        for slot_class, n_slots in enumerate(usable):
-            if slot_class in whole:
-                continue
+        for slot_class, n_slots in enumerate(self._slots.usable_of_class()):
+            if n_slots >= self._n_experts_of_class[slot_class]:
+                continue  # nothing of the class is ever missing
             n_wanted = min(N_ROOM, n_slots // SLOTS_PER_ROOM)
             while self._slots.n_free(slot_class) < n_wanted:
                 if not self._placement.clear(slot_class):

@@ -65,7 +65,7 @@ class Placement:
     def clear(self, slot_class: int) -> bool:
         """Free one more slot of a class; False where nobody can go."""
         layers = self._layers_of_class[slot_class]
-        return self._evict(self._policy.victim(layers[0], layers, self._is_locked))
+        return self._evict(self._policy.victim(layers[0], layers, self._is_locked)) is not None
 
     def clear_for(self, layer: int) -> bool:
         """The same for an expert that a prompt will need in this layer, whose own experts wait for
@@ -75,7 +75,7 @@ class Placement:
         if n_own >= self._share_of_layer[layer]:
             return False
         among = [each for each in self._layers_of_class[slot_class] if each != layer]
-        return self._evict(self._policy.victim(layer, among, self._is_locked))
+        return self._evict(self._policy.victim(layer, among, self._is_locked)) is not None
 
     def lease(self, slot: Slot, key: Key, now: int) -> Slot:
         """Begin to fill a slot with the key."""
@@ -174,18 +174,15 @@ class Placement:
         layers = self._layers_of_class[slot_class]
         fullest = max(layers, key=lambda layer: (self.slots.n_of_layer(layer), layer))
         among = [layer for layer in layers if layer not in layers_in_use]
-        victim = self._policy.victim(fullest, among, self._is_in_use)
-        slot = self.slots.find(victim) if victim is not None else None
-        self._evict(victim)
-        return slot
+        return self._evict(self._policy.victim(fullest, among, self._is_in_use))
 
-    def _evict(self, victim: Key | None) -> bool:
+    def _evict(self, victim: Key | None) -> Slot | None:
+        """Free a victim's slot; returns it."""
         slot = self.slots.find(victim) if victim is not None else None
-        if victim is None or slot is None:
-            return False
-        self._evicted.append(victim)
-        self.drop(slot)
-        return True
+        if victim is not None and slot is not None:
+            self._evicted.append(victim)
+            self.drop(slot)
+        return slot
 
     def _replace(self, evicted: Key | None, key: Key, now: int) -> None:
         if evicted is not None:
