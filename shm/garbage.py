@@ -1,8 +1,8 @@
-"""When Python looks for garbage in cycles: seldom, and never among what start-up made.
+"""When Python looks for garbage in cycles: seldom, and never among what was there before.
 
-All processes answer messages for as long as they live, and what they drop holds no cycles. Python's
-own count has it look every 700 objects, twice per token in the coordinator, for 200 us each on
-caches that the kernels have just swept, while compute waits.
+These processes answer messages for as long as they live, and what they drop holds no cycles.
+Python's own count has it look every 700 objects, twice per token in the coordinator, for 200 us
+each on caches that the kernels have just swept, while compute waits.
 """
 
 import gc
