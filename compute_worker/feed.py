@@ -136,8 +136,10 @@ class ExpertFeed:
         match message:
             case Cancel() | Finished() | Forget():
                 self.endings.note(message)
-            case Grant(layer, standing=True):
-                self._stand(layer, message, self._intact(layer, message.locations))
+            case Grant(layer):
+                self._lasting.forget(message.evicted)
+                if message.standing:
+                    self._stand(layer, message, self._intact(layer, message.locations))
             case Evicted(keys):
                 self._lasting.forget(keys)
             case Adopt():
@@ -254,14 +256,13 @@ class ExpertFeed:
                     fed.end_wait(self._now())
                     fed.stands = False
                 return self._intact(fed.layer, landed)
-            case Grant(standing=False):
-                pass  # its layer is over: an expert that a dying reader told of was read again
-            case _:
+            case _:  # also a grant of a layer that is over: a dying reader told of it before
                 self.note(message)
         return []
 
     def _granted(self, fed: FedLayer, grant: Grant) -> list[Location]:
         fed.end_wait(self._now())
+        self._lasting.forget(grant.evicted)
         fed.granted(grant)
         self._give_back(fed)  # what was known is computed, and nothing else may come before that
         intact = self._intact(fed.layer, grant.locations)

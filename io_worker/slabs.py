@@ -47,11 +47,16 @@ class ExpertTensor:
     type: int
     n_rows: int
     n_cols: int
-    packed_stride_bytes: int | None = None  # from an expert to the next; None: no gap between them
+    packed_stride_bytes: int | None = None  # None: no gap between two experts
+
+    @property
+    def stride_bytes(self) -> int:
+        """From an expert to the next."""
+        return self.packed_stride_bytes or self.bytes_per_expert
 
     def range_of(self, expert: int) -> SlabRange:
-        stride = self.packed_stride_bytes or self.bytes_per_expert
-        return SlabRange(self.file, self.offset + expert * stride, self.bytes_per_expert)
+        offset = self.offset + expert * self.stride_bytes
+        return SlabRange(self.file, offset, self.bytes_per_expert)
 
 
 @dataclass(frozen=True, slots=True)

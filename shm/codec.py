@@ -1,4 +1,4 @@
-"""Frozen dataclasses to msgpack and back, checked field by field.
+"""Frozen dataclasses and named tuples to msgpack and back, checked field by field.
 
 A message travels as the array ``[tag, field, field, …]``; a nested dataclass or named tuple as the
 array of its fields. Nothing else is accepted: a wrong type, a missing field, an integer out of
@@ -31,7 +31,7 @@ class MessageError(Exception):
 
 def pack(tag: str, message: Any) -> bytes:
     """Encode one message behind its tag."""
-    fields = (tag, *_fields_of(message))
+    fields = (tag, *(message if isinstance(message, tuple) else _fields_of(message)))
     # file names may hold bytes that are no text: an error that names one must still arrive
     data = msgpack.packb(
         fields, use_bin_type=True, unicode_errors="backslashreplace", default=_fields_of
@@ -68,7 +68,7 @@ def unpack(data: bytes) -> tuple[str, list[Any]]:
 
 
 def encode(message: Any) -> bytes:
-    """Encode a dataclass behind the name of its class."""
+    """Encode a message behind the name of its class."""
     return pack(type(message).__name__, message)
 
 

@@ -17,8 +17,9 @@ One step, with one miss::
 A lasting `Grant` is good beyond its layer, until `Evicted` names the expert: what compute knows it
 computes at once, and a layer of which it knows all is told with the next message (`earlier`).
 
-Messages are dataclasses. What they carry by the dozen are named tuples: msgpack, `dict` and the
-codec deal with these in C, which is most of what a message costs where the caches are cold.
+Messages are dataclasses. Those of every layer, and what they carry by the dozen, are named tuples:
+Python makes, compares, hashes and packs these in C, and with caches that the kernels have just
+swept that is most of what a message costs.
 """
 
 from dataclasses import dataclass
@@ -154,8 +155,7 @@ class Guess:
     experts: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
+class Need(NamedTuple):
     """X -> C, one per layer: all its experts, ascending. Answered by one or more `Grant`, which do
     not name the `known` ones: the sender computes with these already."""
 
@@ -187,13 +187,13 @@ class ReadSpan(NamedTuple):
     stop_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     """C -> X: experts that may be computed now. `n_waiting` experts of the `Need` have no slot yet:
     while it is not 0 the receiver sends each `Release` at once. A standing grant covers a whole
     layer until `Revoke` and needs no release. Those `on_the_way` are granted too, each from its
     `SlabNotice` on; what comes without a notice is granted once more, when it is there. If the
-    first grant of a layer is `lasting`, what it and those after it name is granted for longer."""
+    first grant of a layer is `lasting`, what it and those after it name is granted for longer.
+    Lasting grants of the `evicted` end before anything of this one is used."""
 
     layer: int
     locations: tuple[Location, ...]
@@ -203,18 +203,18 @@ class Grant:
     step: int = 0  # of the `Need` it answers; a grant of a layer that is over says nothing
     on_the_way: tuple[Location, ...] = ()
     lasting: bool = False
+    evicted: tuple[tuple[int, int], ...] = ()  # see `Evicted`
 
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """C -> X: lasting grants of these experts (layer, expert) end. Not answered, so it is sent only
-    where compute uses none of them: ahead of a `Grant` that it waits for, or between two steps."""
+    """C -> X: lasting grants of these experts (layer, expert) end. Not answered, so it is told only
+    where compute uses none of them: with a `Grant` that it waits for, or between two steps."""
 
     keys: tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SlabNotice:
+class SlabNotice(NamedTuple):
     """W -> X, through a pipe (see `notices`): the slab lies in its slot. Not answered."""
 
     lease: SlotLease
@@ -297,8 +297,7 @@ class SlabRead(NamedTuple):
     ranges: tuple[ReadRange, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ReadSlabs:
+class ReadSlabs(NamedTuple):
     """C -> W: read these, in order. Each is answered by `SlabsReady` or `ReadFailed`."""
 
     reads: tuple[SlabRead, ...]
@@ -312,8 +311,7 @@ class SlotsPunched:
     slots: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SlabsReady:
+class SlabsReady(NamedTuple):
     """W -> C: the slab lies in its slot. A lease that is no longer current is dropped."""
 
     lease: SlotLease

@@ -6,6 +6,7 @@ invariants are checked, and that no slot which compute holds has changed under i
 
 import random
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,7 +111,9 @@ class Compute:
 
     def lasts(self) -> dict[Key, SlotLease]:
         """What it may compute with in this step without asking."""
-        evicted = {key for m in self.inbox if isinstance(m, Evicted) for key in m.keys}
+        told = [m.keys for m in self.inbox if isinstance(m, Evicted)]
+        told += [m.evicted for m in self.inbox if isinstance(m, Grant)]
+        evicted = {key for keys in told for key in keys}
         kept = {key: lease for key, lease in self.lasting.items() if key not in evicted}
         return kept | self.computing
 
@@ -393,6 +396,7 @@ class World:
                 compute.step, compute.layer = step, step.first_layer
                 self._enter_layer(compute)
             case Grant() as grant:
+                self._evicted(compute, grant.evicted)
                 self._granted(compute, grant)
             case SlabNotice(lease):
                 compute.told.add(lease)
@@ -404,9 +408,7 @@ class World:
             case Cancel(request):
                 compute.cancelled.add(request)
             case Evicted(keys):
-                self.happened["evicted"] += 1
-                for key in keys:
-                    compute.lasting.pop(key, None)
+                self._evicted(compute, keys)
             case Revoke(layers):
                 for layer in layers:
                     compute.standing.pop(layer, None)
@@ -508,6 +510,11 @@ class World:
         known = {key: compute.lasting[key] for key in keys if key in compute.lasting}
         self.happened["known"] += len(known)
         return known
+
+    def _evicted(self, compute: Compute, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self.happened["evicted"] += 1
+            compute.lasting.pop(key, None)
 
     def _granted(self, compute: Compute, grant: Grant) -> None:
         step = compute.step

@@ -185,6 +185,8 @@ class Engine:
             assert not isinstance(message, Abort)
             if isinstance(message, Evicted):
                 self.evicted += message.keys
+            elif isinstance(message, Grant):
+                self.evicted += message.evicted
             there, stands = self._there(message, need, on_the_way)
             if isinstance(message, Grant) and message.layer == need.layer:
                 n_waiting = message.n_waiting

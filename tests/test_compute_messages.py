@@ -45,7 +45,7 @@ GOOD = need(N_LAYERS - 1, [0, N_EXPERTS - 1])
     "message",
     [
         GOOD,
-        dataclasses.replace(GOOD, known=(0,), predicted=(7,), earlier=(known(0, 0, 7),)),
+        GOOD._replace(known=(0,), predicted=(7,), earlier=(known(0, 0, 7),)),
         dataclasses.replace(done(1), earlier=(known(3, 7), known(0, 0))),
         Adopted(3, True),
         Dropped((0, 3)),
@@ -66,12 +66,12 @@ def test_what_the_model_has_is_heard(model: Path, message: Any) -> None:
         need(N_LAYERS, [0]),
         need(0, [N_EXPERTS]),
         need(0, []),
-        dataclasses.replace(GOOD, experts=(ExpertUse(1, 1, 0), ExpertUse(1, 1, 0))),
-        dataclasses.replace(GOOD, experts=known(0, 1, n_tokens=0).experts),
-        dataclasses.replace(GOOD, known=(3,)),
-        dataclasses.replace(GOOD, predicted=(N_EXPERTS,)),
-        dataclasses.replace(GOOD, earlier=(known(0, 1), known(N_LAYERS, 1))),
-        dataclasses.replace(GOOD, earlier=(known(0, N_EXPERTS),)),
+        GOOD._replace(experts=(ExpertUse(1, 1, 0), ExpertUse(1, 1, 0))),
+        GOOD._replace(experts=known(0, 1, n_tokens=0).experts),
+        GOOD._replace(known=(3,)),
+        GOOD._replace(predicted=(N_EXPERTS,)),
+        GOOD._replace(earlier=(known(0, 1), known(N_LAYERS, 1))),
+        GOOD._replace(earlier=(known(0, N_EXPERTS),)),
         dataclasses.replace(done(1), earlier=(known(N_LAYERS, 1),)),
         dataclasses.replace(done(1), earlier=(known(0),)),
         dataclasses.replace(done(1), earlier=(KnownLayer(0, GOOD.experts, (N_EXPERTS,)),)),
@@ -91,9 +91,9 @@ def test_what_the_model_has_not_is_refused(model: Path, message: Any) -> None:
 def test_a_layer_asks_once_and_after_those_before_it(model: Path) -> None:
     decode = decoder_for_model(resolve(open_model(model)).slabs)
     for step, layer in [(1, 0), (1, 3), (2, 0), (7, 1)]:
-        asked = dataclasses.replace(need(layer, [0]), step=step)
+        asked = need(layer, [0])._replace(step=step)
         assert decode(encode(asked)) == asked
-        for late in (asked, dataclasses.replace(asked, step=step - 1)):
+        for late in (asked, asked._replace(step=step - 1)):
             with pytest.raises(MessageError, match="message: expected a Need after"):
                 decode(encode(late))
     decode(encode(Hello(1, "compute", 1, "token")))  # another worker

@@ -91,9 +91,7 @@ class Stage:
         return Grant(LAYER, tuple(map(self.location, experts)), (), n_waiting, standing, STEP)
 
     def coming(self, there: list[int], on_the_way: list[int]) -> Grant:
-        return dataclasses.replace(
-            self.grant(there), on_the_way=tuple(map(self.location, on_the_way))
-        )
+        return self.grant(there)._replace(on_the_way=tuple(map(self.location, on_the_way)))
 
     def notice(self, expert: int, generation: int = 3) -> SlabNotice:
         lease = SlotLease(self.location(expert).lease.slot, generation)
@@ -275,7 +273,7 @@ def test_an_abort_ends_the_step(stage: Stage) -> None:
     stage.feed.end_step(early=True)
     assert released(stage) == []  # the coordinator has released everything itself
     stage.feed.begin_step(STEP + 1, None)
-    again = dataclasses.replace(stage.grant(stage.used), step=STEP + 1)
+    again = stage.grant(stage.used)._replace(step=STEP + 1)
     stage.link.answer = lambda need: [again]
     assert stage.run() == stage.expected
 
@@ -303,8 +301,8 @@ def test_cancel_is_remembered_until_the_request_is_over(stage: Stage) -> None:
 
 def test_a_grant_of_a_layer_that_is_over_says_nothing(stage: Stage) -> None:
     """Its slots may be written to by now."""
-    other_layer = dataclasses.replace(stage.grant(stage.used), layer=LAYER + 1)
-    other_step = dataclasses.replace(stage.grant(stage.used), step=STEP - 1)
+    other_layer = stage.grant(stage.used)._replace(layer=LAYER + 1)
+    other_step = stage.grant(stage.used)._replace(step=STEP - 1)
     stage.link.answer = lambda need: [other_layer, other_step, stage.grant(stage.used)]
     assert stage.run() == stage.expected
     assert len(stage.feed.take_released()) == len(stage.used)

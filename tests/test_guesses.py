@@ -1,6 +1,5 @@
 """Guesses that are read: where they go, who goes for them and when, and what compute tells."""
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,7 +59,9 @@ def read_keys(actions: list[Any]) -> list[tuple[int, int]]:
 
 def evicted_keys(actions: list[Any]) -> list[tuple[int, int]]:
     told = [a.message for a in actions if isinstance(a, ToCompute)]
-    return [key for m in told if isinstance(m, Evicted) for key in m.keys]
+    ends = [m.keys for m in told if isinstance(m, Evicted)]
+    ends += [m.evicted for m in told if isinstance(m, Grant)]
+    return [key for keys in ends for key in keys]
 
 
 # The core
@@ -71,11 +72,11 @@ def test_a_full_pool_reads_no_guess_before_somebody_had_to_go() -> None:
     assert run.handle(FromCompute(Guess(1, (9,)))) == []
 
 
-def test_room_is_made_where_compute_waits_and_is_told_before_its_grant() -> None:
+def test_room_is_made_where_compute_waits_and_is_told_with_its_grant() -> None:
     run = full(acting())
     actions = run.handle(FromCompute(need(0, [0, 8])))
     told = [a.message for a in actions if isinstance(a, ToCompute)]
-    assert [type(message) for message in told] == [Evicted, Grant]
+    assert [type(message) for message in told] == [Grant]
     assert len(evicted_keys(actions)) == 1 + 2, "one for the miss, two for guesses to come"
     assert {(0, 0), (0, 8)}.isdisjoint(evicted_keys(actions))
     run.complete_all_reads()
@@ -93,7 +94,7 @@ def test_room_is_made_between_two_steps() -> None:
 
 def test_guesses_wait_for_demand_reads_and_for_each_other() -> None:
     run = full(acting())
-    actions = run.handle(FromCompute(dataclasses.replace(need(0, [8]), predicted=(9,))))
+    actions = run.handle(FromCompute(need(0, [8])._replace(predicted=(9,))))
     assert read_keys(actions) == [(0, 8)]
     assert read_keys(run.handle(FromCompute(Guess(1, (9,))))) == []
     run.complete_some_read()
@@ -106,7 +107,7 @@ def test_what_is_guessed_stays_while_somebody_else_can_go() -> None:
     """LRU would evict layer 0's first; but these are guessed to be used next."""
     run = full(acting())
     oldest = tuple(range(4))
-    run.handle(FromCompute(dataclasses.replace(need(1, [8, 9]), predicted=())))
+    run.handle(FromCompute(need(1, [8, 9])._replace(predicted=())))
     run.complete_all_reads()
     run.evicted.clear()
     run.handle(FromCompute(Guess(0, oldest)))
@@ -131,7 +132,7 @@ def test_layers_that_sent_no_need_are_scored() -> None:
     run = full(acting())
     uses = need(0, [0, 1]).experts
     earlier = (KnownLayer(0, uses, (3, 4)),)
-    run.handle(FromCompute(dataclasses.replace(need(1, [3, 8]), earlier=earlier)))
+    run.handle(FromCompute(need(1, [3, 8])._replace(earlier=earlier)))
     counters = run.core.residency.prefetch.counters
     assert (counters.guessed, counters.right) == (2, 1)
 
@@ -167,7 +168,7 @@ def test_a_step_asks_for_guesses_that_somebody_hears(
 
 def test_a_prompt_alone_may_be_read_ahead() -> None:
     prefetch = Prefetch("prompt")
-    prefetch.handle_need(dataclasses.replace(need(0, [1]), predicted=(3,)), 1)
+    prefetch.handle_need(need(0, [1])._replace(predicted=(3,)), 1)
     assert (prefetch.wanted(), prefetch.is_acting) == ([], False)
 
 
@@ -189,7 +190,7 @@ def pool_stage(tmp_path: Path) -> Iterator[PoolStage]:
 
 def guessing(stage: PoolStage) -> None:
     """The stage's layer is known from now on."""
-    everything = dataclasses.replace(stage.grant(stage.used), lasting=True)
+    everything = stage.grant(stage.used)._replace(lasting=True)
     stage.link.answer = lambda need: [everything]
     stage.run()
     stage.feed.take_earlier()

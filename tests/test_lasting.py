@@ -28,7 +28,7 @@ __all__ = ["pool_stage"]  # a fixture
 
 
 def lasting(stage: PoolStage, experts: list[int], on_the_way: tuple[int, ...] = ()) -> Grant:
-    return dataclasses.replace(stage.coming(experts, list(on_the_way)), lasting=True)
+    return stage.coming(experts, list(on_the_way))._replace(lasting=True)
 
 
 def needs_of(stage: PoolStage) -> list[Need]:
@@ -80,7 +80,7 @@ def test_what_is_known_is_computed_before_the_answer_comes(pool_stage: PoolStage
 def test_what_does_not_last_any_more_is_asked_for(pool_stage: PoolStage, how: str) -> None:
     expert = pool_stage.used[0]
     granted = lasting(pool_stage, pool_stage.used)
-    plain = dataclasses.replace(granted, lasting=False)
+    plain = granted._replace(lasting=False)
     pool_stage.link.answer = lambda need: [plain if how == "not lasting" else granted]
     pool_stage.run()
     if how == "evicted":
@@ -136,9 +136,9 @@ def told_of(actions: list[Any]) -> list[Any]:
 
 
 def test_a_grant_names_what_is_not_known(residents: Engine) -> None:
-    asked = dataclasses.replace(need(0, [0, 1, 5]), known=(0,))
-    evicted, grant = told_of(residents.handle(FromCompute(asked)))
-    assert evicted == Evicted(((1, 0),))
+    asked = need(0, [0, 1, 5])._replace(known=(0,))
+    (grant,) = told_of(residents.handle(FromCompute(asked)))
+    assert grant.evicted == ((1, 0),)
     assert [location.expert for location in grant.locations] == [1]
     assert [location.expert for location in grant.on_the_way] == [5]
     assert grant.lasting
@@ -166,7 +166,7 @@ def test_layers_told_later_count_like_needs() -> None:
     plain.run_layer(need(0, [0]))
     plain.run_layer(need(1, [1]))
     plain.handle(FromCompute(need(0, [5, 6])))
-    asked = dataclasses.replace(need(0, [5, 6]), earlier=(known(0, [0]), known(1, [1])))
+    asked = need(0, [5, 6])._replace(earlier=(known(0, [0]), known(1, [1])))
     late.handle(FromCompute(asked))
     one, other = plain.core.residency, late.core.residency
     assert (one.n_needs, one.uses) == (other.n_needs, other.uses)
@@ -188,23 +188,23 @@ def test_a_step_that_needed_no_grant_counts_when_it_ends(residents: Engine) -> N
 
 def test_in_waves_nothing_lasts() -> None:
     run = engine(1, 8, 2, lasting_grants=True)
-    evicted, grant = told_of(run.handle(FromCompute(need(0, [0, 1, 2]))))
+    (grant,) = told_of(run.handle(FromCompute(need(0, [0, 1, 2]))))
     assert grant.n_waiting == 1
     assert not grant.lasting
-    assert {(0, 0), (0, 1), (0, 2)} <= set(evicted.keys)
+    assert {(0, 0), (0, 1), (0, 2)} <= set(grant.evicted)
 
 
 def test_a_pool_that_shrinks_in_a_step_waits_for_one_who_waits(residents: Engine) -> None:
     """Compute may be using any of them; when it asks, it uses those it asks for."""
     residency = residents.core.residency
     assert residency.resize((6,), is_stepping=True) == []
-    asked = dataclasses.replace(need(0, [0, 1, 2, 3, 4]), known=(0, 1, 2, 3))
+    asked = need(0, [0, 1, 2, 3, 4])._replace(known=(0, 1, 2, 3))
     actions = residents.handle(FromCompute(asked))
     punched = [action for action in actions if isinstance(action, PunchSlots)]
-    evicted, grant = told_of(actions)
+    (grant,) = told_of(actions)
     assert len(punched[0].slots) == 2
-    assert {key[0] for key in evicted.keys} == {1}
-    assert len(evicted.keys) == 3
+    assert {key[0] for key in grant.evicted} == {1}
+    assert len(grant.evicted) == 3
     assert [location.expert for location in grant.on_the_way] == [4]
 
 
@@ -234,7 +234,7 @@ def test_what_is_used_and_gone_ends_its_step(residents: Engine) -> None:
     (name,) = [name for name, reads in residents.under_way.items() if reads]
     lease = residents.under_way[name].pop().lease
     residents.handle(FromReader(name, ReadFailed(lease, 5, "EIO", False)))
-    crossing = dataclasses.replace(need(0, [2, 6]), known=(2,))
+    crossing = need(0, [2, 6])._replace(known=(2,))
     failures: list[str] = []
     residents.core.requests.fail_step = failures.append  # type: ignore[method-assign]
     actions = residents.handle(FromCompute(crossing))
@@ -286,7 +286,7 @@ def test_hits_are_those_of_a_replay(seed: int) -> None:
         notice_probability=0.5,
     )
     needs = [
-        dataclasses.replace(need(layer, rng.sample(range(n_experts), 2)), step=step)
+        need(layer, rng.sample(range(n_experts), 2))._replace(step=step)
         for step in range(40)
         for layer in range(n_layers)
     ]
@@ -301,7 +301,7 @@ def test_hits_are_those_of_a_replay(seed: int) -> None:
             n_known += 1
             earlier.append(KnownLayer(each.layer, each.experts))
             continue
-        asked = dataclasses.replace(each, released=held, known=mine, earlier=tuple(earlier))
+        asked = each._replace(released=held, known=mine, earlier=tuple(earlier))
         earlier = []
         _, held = run.run_layer(asked)
         lasts.difference_update(run.evicted)

@@ -1,20 +1,21 @@
-"""What the decision core asks of the process around it. The core decides, the loop performs."""
+"""What the decision core asks of the process around it. The core decides, the loop performs.
+
+Those of every layer are named tuples, see `shm.messages`.
+"""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from shm.messages import Sampled
 
 
-@dataclass(frozen=True, slots=True)
-class ToCompute:
+class ToCompute(NamedTuple):
     """Send a message to the compute worker."""
 
     message: Any
 
 
-@dataclass(frozen=True, slots=True)
-class ToWorker:
+class ToWorker(NamedTuple):
     """Send a message to a reader by its process name."""
 
     name: str

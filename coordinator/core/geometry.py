@@ -126,11 +126,17 @@ def pool_geometry(
 
 def ranges_of(slabs: SlabTable) -> RangesOf:
     """Where the parts of an expert lie, as plain numbers."""
-    by_layer = {layer.layer: layer for layer in slabs.layers}
+    by_layer = {
+        layer.layer: [
+            (part.file, part.offset, part.stride_bytes, part.bytes_per_expert)
+            for part in (layer.gate, layer.up, layer.down)
+        ]
+        for layer in slabs.layers
+    }
 
     def ranges_of_expert(layer: int, expert: int) -> tuple[tuple[int, int, int], ...]:
-        ranges = by_layer[layer].ranges(expert)
-        return tuple((found.file, found.offset, found.n_bytes) for found in ranges)
+        parts = by_layer[layer]
+        return tuple([(file, start + expert * step, n) for file, start, step, n in parts])
 
     return ranges_of_expert
 

@@ -29,16 +29,20 @@ class Grants:
 
     def note_ready(self, slot: Slot) -> None:
         """A slab lies in its slot now, or will."""
-        self._locations[slot.number] = self._geometry.location(slot)
+        known = self._locations.get(slot.number)
+        if known is None or known.lease != slot.lease:
+            self._locations[slot.number] = self._geometry.location(slot)
 
-    def first(self, served: ServedLayer, hits: list[Slot], on_the_way: list[Slot]) -> Grant:
+    def first(
+        self, served: ServedLayer, hits: list[Slot], on_the_way: list[Slot], gone: tuple[Key, ...]
+    ) -> Grant:
         """The answer to a `Need`: its hits and what is on its way to it, or the whole layer if it
-        stands from now on."""
+        stands from now on; with it who is `gone`."""
         layer, step = served.need.layer, served.need.step
         found = self._whole(layer)
         if found is not None:
             self.standing.add(layer)
-            return found
+            return found._replace(evicted=gone)
         self.standing.discard(layer)  # it stood, but compute could not keep that: a slot was lost
         for slot in on_the_way:
             self.note_ready(slot)  # it lies where it will lie
@@ -46,7 +50,7 @@ class Grants:
         found_there, coming = self.locations_of(unknown), self.locations_of(on_the_way)
         # in waves one expert follows another into its slot: none of them is there for long
         lasts = self._lasts and not served.n_waiting
-        return Grant(layer, found_there, (), served.n_waiting, False, step, coming, lasts)
+        return Grant(layer, found_there, (), served.n_waiting, False, step, coming, lasts, gone)
 
     def stand(self, layer: int) -> Grant | None:
         """The standing grant of a layer that may stand from now on and did not before."""

@@ -135,14 +135,14 @@ class Residency:
         retiring = self._resizing.may_evict()
         if not layer.n_waiting:
             self._guesses.make_room()
-        told = self._tell_evictions(layer)
-        grant = self._grants.first(layer, hits, coming(self.slots, self._reads, layer))
+        on_the_way = coming(self.slots, self._reads, layer)
+        grant = self._grants.first(layer, hits, on_the_way, self._gone(layer))
         if grant.standing:
             for slot in hits:
                 if slot.key and slot.key[1] not in need.known:  # these are given back
                     self.slots.unpin(slot)
         guesses = self._guesses.read(layer, self.n_needs)
-        yield from (*told, ToCompute(grant), *retiring, *guesses)
+        yield from (ToCompute(grant), *retiring, *guesses)
 
     def handle_guess(self, guess: Guess) -> list[Action]:
         """Compute goes through layers without asking, and will probably miss these soon."""
@@ -164,14 +164,17 @@ class Residency:
         self._returns.take(released, self._layer)
         return self._reads.dispatch()
 
-    def _tell_evictions(self, layer: ServedLayer | None = None) -> list[Action]:
-        """Count who had to go, and tell compute; also who will not be there for long."""
+    def _gone(self, layer: ServedLayer | None = None) -> tuple[Key, ...]:
+        """Count who had to go; of these, and of what is not there for long, compute must hear."""
         self._noted.count()
         evicted = self._placement.take_evicted()
         self.counters.evictions += len(evicted)
         self.prefetch.note_evicted(evicted)
-        evicted += layer.in_waves() if layer else ()
-        return [ToCompute(Evicted(tuple(evicted)))] if self._lasting and evicted else []
+        gone = (*evicted, *(layer.in_waves() if layer else ()))
+        return gone if self._lasting else ()
+
+    def _tell_evictions(self) -> list[Action]:
+        return [ToCompute(Evicted(gone))] if (gone := self._gone()) else []
 
     def handle_lost(self, lost: SlotsLost) -> list[Action]:
         """Something wrote over slots: they are filled again with what they should hold."""

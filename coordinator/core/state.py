@@ -9,7 +9,7 @@ compute process with ``--single-process``, and under `replay`.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from coordinator.core.actions import Action, RequestsFailed, ToCompute
 from coordinator.core.page_cache_residency import PageCacheResidency
@@ -91,15 +91,13 @@ class ComputeDied:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class FromCompute:
+class FromCompute(NamedTuple):
     """A message of the compute worker."""
 
     message: Any
 
 
-@dataclass(frozen=True, slots=True)
-class FromReader:
+class FromReader(NamedTuple):
     """A message of a reader, by its process name."""
 
     name: str

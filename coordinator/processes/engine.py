@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from coordinator.core.actions import (
@@ -161,7 +161,7 @@ class Engine:
             self._next_tick = now + TICK_SECONDS
             self._tick(time.monotonic_ns())
         self._watch_memory(now)
-        if self.is_up(COMPUTE):
+        if self.core.requests.running_step is None and self.is_up(COMPUTE):
             self._perform(self.core.decide(Continue()))
 
     # Children
@@ -296,5 +296,5 @@ class Engine:
         for line in self.memory.take_lines():
             self._listener.on_event(line)
 
-    def _pids(self) -> list[int]:
-        return [os.getpid(), *(child.process.pid for child in self.children)]
+    def _pids(self) -> Iterator[int]:  # seldom looked at: nothing is made before
+        yield from [os.getpid(), *(child.process.pid for child in self.children)]
