@@ -23,7 +23,7 @@ from io_worker.slab_reader import SlabReader, reader_named
 from shm.birth import Birth, ChildArguments, begin_life, decode_arguments, parent_is_gone
 from shm.codec import MessageError
 from shm.garbage import look_seldom
-from shm.link import LinkError, pair_socket
+from shm.link import LinkError, has_message, pair_socket
 from shm.messages import (
     PROTOCOL_VERSION,
     Failed,
@@ -130,7 +130,7 @@ def serve(
     poller.register(queue.completion_fd, select.POLLIN)
     next_beat = time.monotonic()
     while True:
-        while int(link.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        while has_message(link):
             message = decode(link.recv())
             match message:
                 case Stop():

@@ -33,6 +33,9 @@ SOCKET_NAME = "link"
 _DIRECTORY_NAME = re.compile(r"moe-coord-(\d+)-(\d+)(-\w*)?")
 
 
+_READABLE = int(zmq.POLLIN)  # `&` with a member of an enumeration runs Python code
+
+
 class LinkError(Exception):
     """No socket can be made; the text names the directories tried or the limit met."""
 
@@ -65,6 +68,11 @@ def pair_socket(
         socket.close()
         raise LinkError(f"{endpoint}: cannot {'bind' if bind else 'connect'} ({error})") from error
     return socket
+
+
+def has_message(socket: "zmq.Socket[bytes]") -> bool:
+    """Whether a message can be received now."""
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & _READABLE)
 
 
 def directory_candidates() -> list[Path]:

@@ -37,7 +37,7 @@ from io_worker.model_file import open_model
 from shm.birth import Birth, ChildArguments, begin_life, decode_arguments, parent_is_gone
 from shm.codec import MessageError
 from shm.free_memory import give_back_freed
-from shm.link import LinkError, pair_socket
+from shm.link import LinkError, has_message, pair_socket
 from shm.messages import PROTOCOL_VERSION, Failed, Heartbeat, Hello, Ready, Stop, welcomed
 from shm.service_messages import decode, encode
 from shm.time_slices import DEFAULT_NANOSECONDS, set_slice
@@ -85,7 +85,7 @@ class CoordinatorLink:
         self._loop.remove_reader(int(self._link.getsockopt(zmq.FD)))
 
     def _read(self) -> None:
-        while int(self._link.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        while has_message(self._link):
             self._receive(decode(self._link.recv()))
 
 
