@@ -4,7 +4,6 @@ Its whole life: be born, connect, `Hello`, `Welcome`, load the dense weights, `R
 steps until `Stop`. With ``--io-workers 0`` it also reads the slabs that are addressed to it.
 """
 
-import dataclasses
 import json
 import os
 import select
@@ -26,7 +25,7 @@ from io_worker.slab_reader import reader_named
 from shm.birth import Birth, ChildArguments, begin_life, decode_arguments, parent_is_gone
 from shm.codec import MessageError
 from shm.garbage import look_seldom
-from shm.link import LinkError, pair_socket
+from shm.link import LinkError, has_message, pair_socket
 from shm.messages import (
     PROTOCOL_VERSION,
     Failed,
@@ -53,6 +52,7 @@ from shm.messages import (
 from shm.notices import take_notices
 from shm.pool import PoolError, PoolMapping
 from shm.time_slices import DEFAULT_NANOSECONDS, SHORT_NANOSECONDS, set_slice
+from shm.waiting import poll_for
 
 HEARTBEAT_SECONDS = 0.5
 WELCOME_TIMEOUT_SECONDS = 30.0
@@ -72,6 +72,7 @@ class SocketLink:
         self._poller = select.poll()
         self._poller.register(int(socket.getsockopt(zmq.FD)), select.POLLIN)
         self._notice_fd: int | None = None
+        self._polls = False
         self._notices: deque[SlabNotice] = deque()
         self._n_received = 0
 
@@ -85,6 +86,10 @@ class SocketLink:
         self._notice_fd = notice_fd
         self._poller.register(notice_fd, select.POLLIN)
 
+    def keep_awake(self) -> None:
+        """From now on a wait begins with polling (see `shm.waiting`)."""
+        self._polls = True
+
     def send(self, message: Any) -> None:
         """See `Link`."""
         try:
@@ -94,14 +99,14 @@ class SocketLink:
 
     def receive(self) -> Any:
         """See `Link`. Sends heartbeats while it waits."""
-        while True:
-            message = self.poll()
-            if message is not None:
-                return message
+        message = poll_for(self.poll) if self._polls else self.poll()
+        while message is None:
             if not self._poller.poll(int(HEARTBEAT_SECONDS * 1000)):
                 if parent_is_gone(self._arguments.parent_pid):
                     raise Stopping
                 self.send(Heartbeat(self._arguments.process, self._n_received))
+            message = self.poll()
+        return message
 
     def poll(self) -> Any | None:
         """See `Link`."""
@@ -109,7 +114,7 @@ class SocketLink:
             self._look_for_slabs()
             if self._notices:
                 return self._notices.popleft()
-            if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            if not has_message(self._socket):
                 return None
             message = decode(self._socket.recv())
             self._n_received += 1
@@ -133,7 +138,7 @@ class SocketLink:
             if isinstance(completion, SlabsReady):
                 span = ReadSpan(completion.start_ns, completion.stop_ns)
                 self._notices.append(SlabNotice(completion.lease, span))
-                self.send(dataclasses.replace(completion, noticed=True))
+                self.send(completion._replace(noticed=True))
             else:
                 self.send(completion)
 
@@ -179,6 +184,8 @@ def live(arguments: ChildArguments, birth: Birth, link: SocketLink) -> int:
             link.read_locally(queue)
         if arguments.notice_fd is not None:
             link.hear_readers(arguments.notice_fd)
+        if settings.polls:
+            link.keep_awake()
         assembled = assemble(settings, pool, link, progress_teller(link))
         if pool is not None and not is_writer and assembled.experts_in.name == "pool":
             pool.populate(writable=False)  # else it is read past the mapping

@@ -35,6 +35,7 @@ class ComputeSettings:
     experts_in: str
     n_tokens: int | None  # of the one answer of the run; None: any may come
     local_reads: LocalReads | None
+    polls: bool  # a core is compute's alone: it may keep it awake while it waits
     keep_fd: int | None  # `eval`: where logits and chosen experts of the prompt are written
 
 

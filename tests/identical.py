@@ -31,6 +31,7 @@ SETTINGS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "io-threads 2": ("--io-workers", "0", "--io-threads", "2"),
         "io-workers 1 depth 1": ("--io-workers", "1", "--queue-depth", "1"),
         "io-workers 1 depth 4": ("--io-workers", "1", "--queue-depth", "4"),
+        "io-workers 1, asleep while it waits": ("--io-workers", "1", "--poll", "off"),
         "io-workers 2 depth 4": ("--io-workers", "2", "--queue-depth", "4"),
         "single process": ("--single-process",),
         "single process, io-threads 2": ("--single-process", "--io-threads", "2"),

@@ -7,8 +7,8 @@ from gguf_builder import tiny_model
 
 from compute_worker.arch import ModelSpec
 from compute_worker.arch import resolve as resolve_model
-from coordinator.command.config import Config, settings_of, shipped_model
-from coordinator.command.flags import flags_of
+from coordinator.command.config import Config, shipped_model
+from coordinator.command.flags import flags_of, settings_of
 from coordinator.command.sizes import PoolSize
 from coordinator.plan.machine import Machine
 from coordinator.processes.available_memory import AvailableMemory
@@ -33,7 +33,7 @@ def test_every_flag_of_the_main_job_is_declared() -> None:
         "trace", "csv", "metrics-port",
         "host", "port", "json", "drop-cache", "api-key", "without-key", "allow-host",
         "allow-origin", "alias", "parallel", "queue", "drain", "session", "metrics-host",
-        "notify-socket", "model-cache", "experts-in",
+        "notify-socket", "model-cache", "experts-in", "poll",
     }  # fmt: skip
     assert {flag.name for _, flag in flags_of(Config)} == {f"--{name}" for name in wanted}
 

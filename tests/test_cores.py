@@ -7,6 +7,7 @@ import pytest
 from coordinator.command.cores import (
     CorePlan,
     effective_cores,
+    has_core_alone,
     plan_cores,
     quota_cores,
     usable_cores,
@@ -139,3 +140,27 @@ def test_quota_of_the_cgroups(tmp_path: Path, files: dict[str, str], quota: floa
 )
 def test_effective_cores(n_cores: int, quota: float | None, n: int) -> None:
     assert effective_cores(range(n_cores), quota) == n
+
+
+@pytest.mark.parametrize(
+    ("plan", "cores", "quota", "is_alone"),
+    [
+        (None, (0, 1), None, True),
+        (None, (3,), None, False),
+        (None, (0, 1), 1.5, True),
+        (None, (0, 1), 1.0, False),
+        (None, (0, 1, 2, 3), 2.0, False),
+        ("shared", (0, 1), None, True),
+        ("shared", (2,), None, False),
+        ("split", (0, 1), None, True),
+        ("last", (0, 1, 2), None, True),
+        ("compute=0,1,io=0,coordinator=1", (0, 1), None, False),
+        ("compute=1,io=0", (0, 1), None, True),
+        ("compute=0,io=1,coordinator=0", (0, 1), None, False),
+    ],
+)
+def test_compute_polls_where_nobody_waits_for_its_core(
+    plan: str | None, cores: tuple[int, ...], quota: float | None, is_alone: bool
+) -> None:
+    chosen = None if plan is None else plan_cores(plan, cores)
+    assert has_core_alone(chosen, cores, quota) is is_alone

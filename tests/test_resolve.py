@@ -5,7 +5,8 @@ from gguf_builder import tiny_model
 
 from compute_worker.arch import ModelSpec
 from compute_worker.arch import resolve as resolve_model
-from coordinator.command.config import Config, settings_of
+from coordinator.command.config import Config
+from coordinator.command.flags import settings_of
 from coordinator.command.sizes import PoolSize
 from coordinator.core.slot_classes import smallest_pool_bytes
 from coordinator.plan.footprint import PANEL_BYTES

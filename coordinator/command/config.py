@@ -26,13 +26,13 @@ from coordinator.command.flag_values import (
     integer,
     real,
 )
-from coordinator.command.flags import flag, flags_of
+from coordinator.command.flags import flag
 from coordinator.command.sizes import PoolSize
 from coordinator.core.policy_choice import POLICIES
 from io_worker.page_cache import WARMERS
 from io_worker.probe import READER_NAMES
 
-__all__ = ["Config", "ConfigError", "settings_of", "shipped_model"]
+__all__ = ["Config", "ConfigError", "shipped_model"]
 
 INPUT, SAMPLING = "input", "how tokens are drawn"
 PROCESSES, READING = "processes and cores", "reading experts"
@@ -130,6 +130,11 @@ class Config:
         None, "--core-plan", Kind("PLAN", PLAN_EXAMPLES, str, choices=PLAN_NAMES), PROCESSES,
         "shared, split, last, or such as compute=0,io=1; means --pin-cores",
         default_text="shared on 2 cores, last on more",
+    )  # fmt: skip
+    poll: str = flag(
+        "auto", "--poll", choice("auto", "on", "off"), PROCESSES,
+        "compute keeps its first core awake for up to 4 ms when it waits; auto: where nobody else "
+        "has that core",
     )  # fmt: skip
 
     reader: str = flag(
@@ -288,13 +293,3 @@ class Config:
     def only_faults(self) -> bool:
         """Whether nobody brings experts into the page cache: compute takes the page faults."""
         return self.reader == "mmap" and self.io_workers == self.io_threads == 0
-
-
-def settings_of(config: Config) -> dict[str, object]:
-    """Every setting by flag name without the dashes, as JSON values."""
-    settings: dict[str, object] = {}
-    for field_name, declared in flags_of(Config):
-        value = getattr(config, field_name)
-        plain = value if isinstance(value, bool | int | float | str | None) else str(value)
-        settings[declared.name.lstrip("-")] = list(value) if isinstance(value, tuple) else plain
-    return settings

@@ -108,6 +108,14 @@ def effective_cores(cores: Sequence[int], quota: float | None) -> int:
     return len(cores) if quota is None else max(1, min(len(cores), math.ceil(quota)))
 
 
+def has_core_alone(plan: CorePlan | None, cores: Sequence[int], quota: float | None) -> bool:
+    """Whether compute's first core would idle while it waits. Without a plan the system finds
+    others a place where there are two; a quota of the container counts what is polled away."""
+    if effective_cores(cores, quota) < max(2, len(cores)):
+        return False
+    return plan is None or not {plan.compute[0]} & {*plan.io, *plan.coordinator, *plan.http}
+
+
 def plan_cores(text: str | None, cores: Sequence[int]) -> CorePlan:
     """The plan that `text` asks for (None: by the number of cores); raises `ConfigError`.
 

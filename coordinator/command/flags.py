@@ -71,3 +71,13 @@ def flags_of(command: type) -> Iterator[tuple[str, Flag]]:
     for item in dataclasses.fields(command):
         if "flag" in item.metadata:
             yield item.name, item.metadata["flag"]
+
+
+def settings_of(command: Any) -> dict[str, object]:
+    """Every setting of an instance by flag name without the dashes, as JSON values."""
+    settings: dict[str, object] = {}
+    for field_name, declared in flags_of(type(command)):
+        value = getattr(command, field_name)
+        plain = value if isinstance(value, bool | int | float | str | None) else str(value)
+        settings[declared.name.lstrip("-")] = list(value) if isinstance(value, tuple) else plain
+    return settings

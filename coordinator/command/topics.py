@@ -52,6 +52,9 @@ cores: who runs where
   --io-workers 0           no such process: the compute process reads for itself, between its
                            multiplications, or with --io-threads 2 in threads beside them
   --single-process         no second process of any kind: what coordination costs shows against it
+  --poll off               compute sleeps at once when it waits for experts. Else it keeps its
+                           first core awake for up to 4 ms, where nobody else has that core: a core
+                           that sleeps, above all a virtual one, takes long to wake up
 
 shared   compute on all cores, everything else on the last one. The default on two cores.
 split    compute on all cores but the last, everything else alone on the last.

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 
 from coordinator.command.commands import PlanCommand
-from coordinator.command.config import settings_of
+from coordinator.command.flags import settings_of
 from coordinator.command.signals import stop_signals
 from coordinator.command.sizes import LARGEST_BYTES, format_size
 from coordinator.plan.advice import advice

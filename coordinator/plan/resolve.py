@@ -10,7 +10,7 @@ import secrets
 from compute_worker.arch import ModelSpec, matrix_tensors
 from compute_worker.native_types import NATIVE_TYPES
 from coordinator.command.config import Config, shipped_model
-from coordinator.command.cores import plan_cores
+from coordinator.command.cores import CorePlan, has_core_alone, plan_cores
 from coordinator.command.sizes import PoolSize
 from coordinator.plan.budget import MemoryPlan, plan_memory
 from coordinator.plan.experts_in import experts_in
@@ -81,6 +81,7 @@ def resolve(
     """
     plan = memory_plan(config, machine, model, only, n_sequences)
     is_pinned = config.pin_cores or config.core_plan is not None
+    cores = plan_cores(config.core_plan, machine.cores) if is_pinned else None
     policy = config.policy
     if policy == "auto":  # counting hit most at every size in every replay: tests/hit_rates.md
         policy = "imatrix" if config.imatrix is not None else "lfu"
@@ -92,7 +93,8 @@ def resolve(
         seed=secrets.randbelow(2**32) if config.seed is None else config.seed,
         compute_threads=_compute_threads(config, machine),
         pin_cores=is_pinned,
-        core_plan=str(plan_cores(config.core_plan, machine.cores)) if is_pinned else None,
+        core_plan=str(cores) if is_pinned else None,
+        poll=_poll(config, machine, cores),
         policy=policy if config.has_pool else "none",
         prefetch=_prefetch(config),
         drop_cache=drop_cache,
@@ -104,6 +106,12 @@ def resolve(
         chunk_tokens=plan.chunk_tokens,
         kv_type=_kv_type(config),
     )
+
+
+def _poll(config: Config, machine: Machine, cores: CorePlan | None) -> str:
+    if config.poll != "auto":
+        return config.poll
+    return "on" if has_core_alone(cores, machine.cores, machine.quota_cores) else "off"
 
 
 def spare_bytes(machine: Machine, plan: MemoryPlan) -> int:

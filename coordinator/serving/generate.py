@@ -4,8 +4,9 @@ import json
 import sys
 from typing import Any
 
-from coordinator.command.config import Config, settings_of
+from coordinator.command.config import Config
 from coordinator.command.flag_values import ConfigError
+from coordinator.command.flags import settings_of
 from coordinator.command.line import prompt_text
 from coordinator.command.signals import Signals
 from coordinator.command.streams import write_output

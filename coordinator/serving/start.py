@@ -124,5 +124,6 @@ def compute_settings(setup: Setup, keep_fd: int | None) -> ComputeSettings:
         experts_in=config.experts_in,
         n_tokens=None if only is None else only.all_tokens - only.prompt_tokens,
         local_reads=local,
+        polls=config.poll == "on",
         keep_fd=keep_fd,
     )
