@@ -19,6 +19,7 @@ from compute_worker.kernels import KernelError
 from compute_worker.link import Stopping
 from compute_worker.locked import LockRefused
 from compute_worker.settings import ComputeSettings, decode_settings
+from compute_worker.waiting import poll_for
 from io_worker.gguf_header import ModelFormatError
 from io_worker.read_queue import ReadQueue, ThreadsError
 from io_worker.slab_reader import reader_named
@@ -52,7 +53,6 @@ from shm.messages import (
 from shm.notices import take_notices
 from shm.pool import PoolError, PoolMapping
 from shm.time_slices import DEFAULT_NANOSECONDS, SHORT_NANOSECONDS, set_slice
-from shm.waiting import poll_for
 
 HEARTBEAT_SECONDS = 0.5
 WELCOME_TIMEOUT_SECONDS = 30.0
@@ -87,7 +87,7 @@ class SocketLink:
         self._poller.register(notice_fd, select.POLLIN)
 
     def keep_awake(self) -> None:
-        """From now on a wait begins with polling (see `shm.waiting`)."""
+        """From now on a wait begins with polling (see `waiting`)."""
         self._polls = True
 
     def send(self, message: Any) -> None:

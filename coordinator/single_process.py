@@ -165,7 +165,7 @@ def running(
     queue = ReadQueue(setup.config.io_threads, reader, pool)
     core = build_core(setup)
     memory = MemoryWatch(pool_fd, setup.plan.layout, setup.plan.budget_bytes)
-    link = CoreLink(core, queue, memory, signals, terminal, polls=setup.config.poll == "on")
+    link = CoreLink(core, queue, memory, signals, terminal)
     assembled = assemble(compute_settings(setup, keep_fd), pool, link, terminal.progress)
     for text in assembled.warnings:
         terminal.warning(text)

@@ -101,6 +101,13 @@ def test_metrics_are_of_processes() -> None:
     assert combined(Config(metrics_port=9400), given, CORES).metrics_port == 9400
 
 
+def test_there_is_nobody_to_wait_for_in_a_single_process() -> None:
+    given = frozenset({"single_process", "poll"})
+    with pytest.raises(ConfigError, match="--poll on: expected processes to wait for"):
+        combined(Config(single_process=True, poll="on"), given, CORES)
+    assert combined(Config(single_process=True, poll="off"), given, CORES).poll == "off"
+
+
 def test_flag_names() -> None:
     assert flag_name("memory_bytes") == "--memory"
     assert flag_name("prompt") == "--prompt"

@@ -167,3 +167,26 @@ def test_dense_weights_that_do_not_fit_are_left_to_the_page_cache(model: ModelSp
     ):
         with pytest.raises(ResourceError, match="dense weights 1"):
             memory_plan(dataclasses.replace(small, **asked), MACHINE, heavy)
+
+
+@pytest.mark.parametrize(
+    ("asked", "polls"),
+    [
+        (Config(), "on"),
+        (Config(pin_cores=True), "on"),
+        (Config(io_workers=0), "on"),
+        (Config(io_workers=0, io_threads=2), "off"),
+        (Config(io_workers=0, single_process=True), "off"),
+        (Config(core_plan="compute=0,io=0"), "off"),
+        (Config(poll="off"), "off"),
+        (Config(io_workers=0, io_threads=2, poll="on"), "on"),
+    ],
+)
+def test_compute_polls_where_it_disturbs_nobody(
+    model: ModelSpec, asked: Config, polls: str
+) -> None:
+    assert resolve(asked, MACHINE, model).poll == polls
+
+
+def test_compute_does_not_poll_on_the_only_core(model: ModelSpec) -> None:
+    assert resolve(Config(), dataclasses.replace(MACHINE, cores=(0,)), model).poll == "off"

@@ -9,12 +9,12 @@ import pytest
 import zmq
 
 from compute_worker.__main__ import SocketLink
+from compute_worker.waiting import POLL_SECONDS
 from shm.birth import ChildArguments
 from shm.link import endpoint_in, make_socket_directory, pair_socket, remove_socket_directory
 from shm.messages import Abort, Heartbeat, ReadSpan, SlabNotice, SlotLease, decode, encode
 from shm.notices import give_notice, notice_pipe
 from shm.pool import PoolLayout
-from shm.waiting import POLL_SECONDS
 
 QUIET_SECONDS = 0.7  # longer than it may poll, and than a heartbeat takes
 

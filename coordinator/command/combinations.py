@@ -58,6 +58,10 @@ def combined(config: Config, given: frozenset[str], cores: Sequence[int]) -> Con
         raise ConfigError(
             "--metrics-port: expected processes to watch, found --single-process; drop one of them"
         )
+    if config.single_process and config.poll == "on":
+        raise ConfigError(
+            "--poll on: expected processes to wait for, found --single-process; drop one of them"
+        )
     _check_memory(config)
     _check_counts(config, given)
     _check_experts_in(config, given)

@@ -133,8 +133,8 @@ class Config:
     )  # fmt: skip
     poll: str = flag(
         "auto", "--poll", choice("auto", "on", "off"), PROCESSES,
-        "compute keeps its first core awake for up to 4 ms when it waits; auto: where nobody else "
-        "has that core",
+        "compute keeps its first core awake for up to 4 ms when it waits; auto: where no other "
+        "process has that core and no thread of its own reads",
     )  # fmt: skip
 
     reader: str = flag(

@@ -53,8 +53,9 @@ cores: who runs where
                            multiplications, or with --io-threads 2 in threads beside them
   --single-process         no second process of any kind: what coordination costs shows against it
   --poll off               compute sleeps at once when it waits for experts. Else it keeps its
-                           first core awake for up to 4 ms, where nobody else has that core: a core
-                           that sleeps, above all a virtual one, takes long to wake up
+                           first core awake for up to 4 ms, where no other process has that core and
+                           no thread of its own reads: a core that sleeps, above all a virtual
+                           one, takes long to wake up
 
 shared   compute on all cores, everything else on the last one. The default on two cores.
 split    compute on all cores but the last, everything else alone on the last.

@@ -111,7 +111,9 @@ def resolve(
 def _poll(config: Config, machine: Machine, cores: CorePlan | None) -> str:
     if config.poll != "auto":
         return config.poll
-    return "on" if has_core_alone(cores, machine.cores, machine.quota_cores) else "off"
+    has_core = has_core_alone(cores, machine.cores, machine.quota_cores)
+    # threads of the compute process would wait for its interpreter
+    return "on" if has_core and not config.single_process and not config.io_threads else "off"
 
 
 def spare_bytes(machine: Machine, plan: MemoryPlan) -> int:

@@ -26,7 +26,6 @@ from coordinator.processes.engine import COMPUTE, EngineError
 from coordinator.processes.memory_watch import MemoryWatch
 from io_worker.read_queue import ReadQueue
 from shm.messages import Progress, ReadSlabs, SlotsPunched
-from shm.waiting import poll_for
 
 READ_WAIT_SECONDS = 0.1
 
@@ -41,8 +40,6 @@ class CoreLink:
         memory: MemoryWatch,
         signals: Signals,
         terminal: Terminal,
-        *,
-        polls: bool,
     ) -> None:
         self.core = core
         self.memory = memory
@@ -50,7 +47,6 @@ class CoreLink:
         self._queue = queue
         self._signals = signals
         self._terminal = terminal
-        self._polls = polls
         self._inbox: deque[Any] = deque()
         self._cancelled_for_signal = False
 
@@ -64,7 +60,7 @@ class CoreLink:
     def receive(self) -> Any:
         """See `Link`."""
         while not self._inbox:
-            if not (poll_for(self._collect) if self._polls else self._collect()):
+            if not self._collect():
                 select.select([self._queue.completion_fd], [], [], READ_WAIT_SECONDS)
         return self._inbox.popleft()
 
