@@ -8,7 +8,7 @@ from simulation import engine, need
 
 from coordinator.core.slots import SlotState
 from coordinator.core.state import FromCompute, FromReader, ReaderCondemned, ReaderDied, ReaderReady
-from shm.messages import SlabsReady, SlotLease
+from shm.messages import Release, SlabsReady, SlotLease
 
 
 def test_an_answer_between_the_verdict_and_the_death_loses_no_slot() -> None:
@@ -53,6 +53,18 @@ def test_a_need_behind_reads_of_a_condemned_reader_waits_for_their_slots() -> No
     while any(run.under_way.values()):
         run.complete_some_read()
     assert run.core.residency.slots.find((0, 3)) is not None
+
+
+def test_what_is_given_back_twice_is_given_back_once() -> None:
+    run = engine(1, 8, 4)
+    held = run.run_layer(need(0, [1, 2]))[1]
+    assert len(held) == 2
+    for _ in range(2):
+        run.handle(FromCompute(Release((*held, *held))))
+    run.core.check()
+    assert run.core.residency.slots.count(SlotState.READY) == 2
+    run.run_layer(need(0, [3, 4, 5, 6]))
+    run.core.check()
 
 
 def test_two_experts_a_layer_and_too_few_slots_do_not_stand() -> None:

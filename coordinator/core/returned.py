@@ -35,7 +35,8 @@ class Returns:
         """Compute is done with these."""
         for lease in released:
             slot = self._slots.holder(lease)
-            if slot is not None:  # else its step was aborted since
+            # else its step was aborted since, or who goes wrong gives it back a second time
+            if slot is not None and slot.pins:
                 if slot.lease == lease:
                     note_used(slot, self._slots, self._reads, layer, self._counters)
                 self._slots.unpin(slot)
