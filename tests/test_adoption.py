@@ -91,6 +91,17 @@ def slots_of(actions: Sequence[Action], kind: type[PunchSlots] | type[VacateSlot
     return [slot for a in actions if isinstance(a, kind) for slot in a.slots]
 
 
+def test_what_nobody_asked_compute_to_adopt_says_nothing() -> None:
+    run = loaded()
+    assert run.handle(FromCompute(Adopted(0, True))) == []
+    run.handle(Continue())
+    assert isinstance(run.inbox[-1], Adopt)
+    assert run.handle(FromCompute(Adopted(1, True))) == [], "another layer is under way"
+    run.core.check()
+    assert settle(run)
+    assert run.core.residency.slots.count(SlotState.ADOPTED) == N_ALL
+
+
 def test_a_layer_moves_part_by_part_one_at_a_time() -> None:
     run = loaded()
     standing, adopt = (a.message for a in run.handle(Continue()) if isinstance(a, ToCompute))
