@@ -5,6 +5,7 @@ told and answer, with a `Heartbeat` twice a second, until `Stop`. It decides not
 wrong ends it with a `Failed` and a nonzero exit code.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -152,7 +153,9 @@ def serve(
                 print(f"{arguments.process}: {line}", file=sys.stderr, flush=True)
             if parent_is_gone(arguments.parent_pid):
                 return
-            link.send(encode(Heartbeat(arguments.process, queue.n_done)))
+            # a parent that died since that look takes nothing: the next look sees it
+            with contextlib.suppress(zmq.Again):
+                link.send(encode(Heartbeat(arguments.process, queue.n_done)), zmq.DONTWAIT)
 
 
 def fail(arguments: ChildArguments, link: Link, exit_code: int, text: str) -> int:
