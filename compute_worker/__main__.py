@@ -26,7 +26,7 @@ from io_worker.slab_reader import reader_named
 from shm.birth import Birth, ChildArguments, begin_life, decode_arguments, parent_is_gone
 from shm.codec import MessageError
 from shm.garbage import look_seldom
-from shm.link import LinkError, has_message, pair_socket
+from shm.link import LinkError, has_message, pair_socket, send_now
 from shm.messages import (
     PROTOCOL_VERSION,
     Failed,
@@ -104,7 +104,9 @@ class SocketLink:
             if not self._poller.poll(int(HEARTBEAT_SECONDS * 1000)):
                 if parent_is_gone(self._arguments.parent_pid):
                     raise Stopping
-                self.send(Heartbeat(self._arguments.process, self._n_received))
+                # a parent that died since that look takes nothing: the next look sees it
+                beat = Heartbeat(self._arguments.process, self._n_received)
+                send_now(self._socket, encode(beat))
             message = self.poll()
         return message
 

@@ -5,7 +5,6 @@ told and answer, with a `Heartbeat` twice a second, until `Stop`. It decides not
 wrong ends it with a `Failed` and a nonzero exit code.
 """
 
-import contextlib
 import json
 import math
 import os
@@ -24,7 +23,7 @@ from io_worker.slab_reader import SlabReader, reader_named
 from shm.birth import Birth, ChildArguments, begin_life, decode_arguments, parent_is_gone
 from shm.codec import MessageError
 from shm.garbage import look_seldom
-from shm.link import LinkError, has_message, pair_socket
+from shm.link import LinkError, has_message, pair_socket, send_now
 from shm.messages import (
     PROTOCOL_VERSION,
     Failed,
@@ -154,8 +153,7 @@ def serve(
             if parent_is_gone(arguments.parent_pid):
                 return
             # a parent that died since that look takes nothing: the next look sees it
-            with contextlib.suppress(zmq.Again):
-                link.send(encode(Heartbeat(arguments.process, queue.n_done)), zmq.DONTWAIT)
+            send_now(link, encode(Heartbeat(arguments.process, queue.n_done)))
 
 
 def fail(arguments: ChildArguments, link: Link, exit_code: int, text: str) -> int:

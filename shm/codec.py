@@ -31,7 +31,7 @@ class MessageError(Exception):
 
 def pack(tag: str, message: Any) -> bytes:
     """Encode one message behind its tag."""
-    fields = (tag, *(message if isinstance(message, tuple) else _fields_of(message)))
+    fields = (tag, *_fields_of(message))
     # file names may hold bytes that are no text: an error that names one must still arrive
     data = msgpack.packb(
         fields, use_bin_type=True, unicode_errors="backslashreplace", default=_fields_of
@@ -40,7 +40,9 @@ def pack(tag: str, message: Any) -> bytes:
 
 
 def _fields_of(value: Any) -> tuple[Any, ...]:
-    """Field values of a dataclass, in order. msgpack asks for what it does not know itself."""
+    """Field values in order. msgpack asks for dataclasses, named tuples it knows itself."""
+    if isinstance(value, tuple):
+        return value
     return _getter(typing.cast(Hashable, type(value)))(value)
 
 

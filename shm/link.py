@@ -75,6 +75,15 @@ def has_message(socket: "zmq.Socket[bytes]") -> bool:
     return bool(int(socket.getsockopt(zmq.EVENTS)) & _READABLE)
 
 
+def send_now(socket: "zmq.Socket[bytes]", data: bytes) -> bool:
+    """Send without waiting; False if the peer takes nothing, because it is gone or far behind."""
+    try:
+        socket.send(data, zmq.DONTWAIT)
+    except zmq.Again:
+        return False
+    return True
+
+
 def directory_candidates() -> list[Path]:
     """Where a socket directory may lie, best first: in memory and private, then anywhere."""
     return [Path(f"/run/user/{os.getuid()}"), Path("/dev/shm"), Path("/tmp"), Path.cwd()]

@@ -16,7 +16,7 @@ import zmq
 
 from coordinator.processes.launch import Child, ChildSpec, start_child
 from shm.codec import MessageError
-from shm.link import has_message, remove_left_directories
+from shm.link import has_message, remove_left_directories, send_now
 from shm.messages import (
     PROTOCOL_VERSION,
     Failed,
@@ -119,13 +119,7 @@ class Children:
         A dead child takes all: its death is or will be told, and takes care of what it held.
         """
         child = self._by_name.get(name)
-        if child is None:
-            return True
-        try:
-            child.socket.send(encode(message), zmq.DONTWAIT)
-        except zmq.Again:
-            return False
-        return True
+        return child is None or send_now(child.socket, encode(message))
 
     def kill(self, child: Child, why: str) -> None:
         """SIGKILL, if it is still the living one of its name; its death is told like any other."""
