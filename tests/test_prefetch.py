@@ -10,6 +10,8 @@ from coordinator.core.policies import Lru, PolicyGeometry
 from coordinator.core.policy_choice import POLICIES, make_policy
 from coordinator.core.prefetch import (
     BLOCK_STEPS,
+    BUSY_SHARE,
+    BUSY_STEPS,
     MIN_TOKENS_PER_EXPERT,
     N_CLEAR_PAIRS,
     N_PAIRS,
@@ -32,7 +34,7 @@ def on_trial(mode: str = "router") -> Prefetch:
     prefetch = Prefetch(mode)
     for _ in range(UNTRIED_STEPS):
         assert prefetch.is_acting
-        prefetch.handle_step(100)
+        prefetch.handle_step(100, 0)
     assert prefetch.phase is Phase.TRIAL
     return prefetch
 
@@ -43,7 +45,7 @@ def run_trial(prefetch: Prefetch, on_ns: int, off_ns: int, drift: float = 1.0) -
         if prefetch.phase is not Phase.TRIAL:
             return  # it was clear before
         cost = on_ns if prefetch.is_acting else off_ns
-        prefetch.handle_step(int(cost * drift**step))
+        prefetch.handle_step(int(cost * drift**step), 0)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,7 @@ def test_a_clear_gain_is_seen_within_a_short_answer() -> None:
     prefetch = on_trial()
     n_steps = 0
     while prefetch.phase is Phase.TRIAL:
-        prefetch.handle_step(80 if prefetch.is_acting else 100)
+        prefetch.handle_step(80 if prefetch.is_acting else 100, 0)
         n_steps += 1
     assert prefetch.phase is Phase.ON
     assert n_steps == 2 * N_CLEAR_PAIRS * BLOCK_STEPS
@@ -77,10 +79,38 @@ def test_it_wakes_after_a_sleep_and_is_judged_again() -> None:
     run_trial(prefetch, 120, 100)
     for _ in range(SLEEP_STEPS):
         assert not prefetch.is_acting
-        prefetch.handle_step(100)
+        prefetch.handle_step(100, 0)
     assert prefetch.phase is Phase.TRIAL
     run_trial(prefetch, 50, 100)
     assert prefetch.phase is Phase.ON
+
+
+def wait_share(prefetch: Prefetch, share: float, n_steps: int = BUSY_STEPS) -> None:
+    """Steps of which compute waits such a share for the disk."""
+    for _ in range(n_steps):
+        prefetch.handle_step(1000, int(1000 * share))
+
+
+def test_where_the_disk_is_busy_it_waits_until_it_is_not() -> None:
+    prefetch = Prefetch("router")
+    wait_share(prefetch, BUSY_SHARE + 0.1, BUSY_STEPS - 1)
+    assert prefetch.is_acting, "too few steps to tell"
+    wait_share(prefetch, BUSY_SHARE + 0.1, 1)
+    assert prefetch.phase is Phase.BUSY
+    assert (prefetch.is_acting, prefetch.n_wanted) == (False, 0)
+    wait_share(prefetch, BUSY_SHARE - 0.1)
+    assert prefetch.phase is Phase.ON
+    wait_share(prefetch, 0.0, UNTRIED_STEPS)
+    assert prefetch.phase is Phase.TRIAL, "and has to prove itself as ever"
+
+
+def test_a_busy_disk_is_only_presumed_to_have_no_time() -> None:
+    prefetch = Prefetch("router")
+    wait_share(prefetch, 0.9, BUSY_STEPS + SLEEP_STEPS)
+    assert prefetch.phase is Phase.TRIAL
+    for _ in range(TRIAL_STEPS):
+        prefetch.handle_step(80 if prefetch.is_acting else 100, 70)
+    assert prefetch.phase is Phase.ON, "the clock has said so, however long compute waits"
 
 
 def test_off_keeps_score_and_never_acts() -> None:

@@ -221,7 +221,8 @@ class Core:
         """Only steps that decode alone compare with each other."""
         step = self.requests.running_step
         if step and not done.cancelled and all(part.n_tokens == 1 for part in step.slices):
-            self.residency.prefetch.handle_step(done.times.wall_ns)
+            times = done.times
+            self.residency.prefetch.handle_step(times.wall_ns, times.wait_disk_ns)
 
     def _after_read_failed(self, actions: list[Action]) -> Iterable[Action]:
         """Where compute may be using what nobody could read again, its step ends: another expert
