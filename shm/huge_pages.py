@@ -15,7 +15,7 @@ import contextlib
 import ctypes
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 HUGE_PAGE_BYTES = 2 << 20
 MADV_COLLAPSE = 25  # Linux 6.1; this and the next ones are not in Python's mmap module
@@ -37,6 +37,22 @@ def fill_with_huge_pages(fd: int, n_bytes: int) -> None:
             for offset in range(0, n_huge_bytes, HUGE_PAGE_BYTES):
                 os.pwrite(fd, b"\0", offset)  # where there is no page at all nothing is made
                 mapping.madvise(MADV_COLLAPSE, start + offset, HUGE_PAGE_BYTES)
+
+
+def make_huge_again(fd: int, n_bytes: int, pages: Iterable[int]) -> None:
+    """Make huge pages of the small ones in these places of a memfd of so many bytes, place i being
+    its bytes from i * `HUGE_PAGE_BYTES` on. What they hold stays, and a hole in one takes memory.
+
+    Leaves as they are those that cannot be had, or that the system holds for a direct read.
+    """
+    with contextlib.suppress(OSError):
+        mapping, start = map_shared(fd, n_bytes, mmap.PROT_READ | mmap.PROT_WRITE)
+        with mapping:
+            for page in pages:
+                if (page + 1) * HUGE_PAGE_BYTES <= n_bytes:
+                    with contextlib.suppress(OSError):
+                        offset = start + page * HUGE_PAGE_BYTES
+                        mapping.madvise(MADV_COLLAPSE, offset, HUGE_PAGE_BYTES)
 
 
 def map_shared(fd: int, n_bytes: int, protection: int) -> tuple[mmap.mmap, int]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.processes.pool_memory import PoolMemory
 from shm.huge_pages import (
     HUGE_PAGE_BYTES,
     fill_with_huge_pages,
@@ -116,6 +117,35 @@ def test_a_slot_within_huge_pages_is_given_back_alone(pool: tuple[PoolMapping, i
     for slot, (start, stop) in enumerate(itertools.pairwise(starts)):
         expected = 0 if slot in (3, 0, 7, 4) else slot + 1
         assert mapping.view[start:stop] == bytes([expected]) * (stop - start)
+
+
+def test_slots_that_come_back_are_in_huge_pages_as_before(pool: tuple[PoolMapping, int]) -> None:
+    mapping, fd = pool
+    before = huge_bytes()
+    starts = [gate for gate, _, _ in mapping.windows] + [LAYOUT.total_bytes]
+    for slot, (start, stop) in enumerate(itertools.pairwise(starts)):
+        mapping.view[start:stop] = bytes([slot + 1]) * (stop - start)
+    memory = PoolMemory(fd, LAYOUT)
+    gone = (3, 0, 7, 4)
+    memory.punch(gone)
+    assert huge_bytes() < before
+    for slot in gone:
+        memory.restore((slot,))
+    mapping.populate(writable=True)
+    assert huge_bytes() == before
+    assert allocated_bytes(fd) == LAYOUT.total_bytes
+    for slot, (start, stop) in enumerate(itertools.pairwise(starts)):
+        expected = 0 if slot in gone else slot + 1
+        assert mapping.view[start:stop] == bytes([expected]) * (stop - start)
+
+
+def test_no_memory_is_taken_for_what_is_still_a_hole(pool: tuple[PoolMapping, int]) -> None:
+    mapping, fd = pool
+    (start, _, _), (stop, _, _) = mapping.windows[3:5]
+    memory = PoolMemory(fd, LAYOUT)
+    memory.punch((3, 4))
+    memory.restore((4,))
+    assert allocated_bytes(fd) == LAYOUT.total_bytes - (stop - start)
 
 
 def test_a_hole_beside_pages_in_use_is_punched_again_later(pool: tuple[PoolMapping, int]) -> None:

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Collection, Iterator
 
+from shm.huge_pages import HUGE_PAGE_BYTES, make_huge_again
 from shm.pool import PoolLayout, allocated_bytes, punch_hole
 
 # a slot shares its first and last huge page with neighbours, and a read into one of these takes
@@ -21,6 +22,8 @@ class PoolMemory:
 
     def __init__(self, fd: int, layout: PoolLayout) -> None:
         self._fd = fd
+        self._file_bytes = layout.total_bytes
+        self._without: set[int] = set()  # slots that had to give back their memory
         self._starts = [gate for gate, _, _ in layout.windows_of_slots()]
         self._slot_bytes = [layout.classes[index].slot_bytes for index in layout.class_of_slots()]
         self.usable_bytes = layout.total_bytes  # of all but the slots that are out of use
@@ -38,6 +41,7 @@ class PoolMemory:
     def vacate(self, slots: Collection[int]) -> None:
         """Give back the memory of slots whose content is elsewhere now; the next read into one
         takes it again. Raises `OSError`."""
+        self._without.update(slots)
         for start, n_bytes in self._ranges(slots):
             for _ in range(N_TRIES):
                 if punch_hole(self._fd, start, n_bytes):
@@ -51,6 +55,18 @@ class PoolMemory:
         for start, n_bytes in self._ranges(slots):
             with contextlib.suppress(OSError):  # a read into the slot takes it, or says why not
                 os.posix_fallocate(self._fd, start, n_bytes)
+        # it comes in small pages
+        self._without.difference_update(slots)
+        pages = self._huge_pages(slots) - self._huge_pages(self._without)
+        make_huge_again(self._fd, self._file_bytes, sorted(pages))
+
+    def _huge_pages(self, slots: Collection[int]) -> set[int]:
+        """Those that slots lie in, if only in part."""
+        found: set[int] = set()
+        for start, n_bytes in self._ranges(slots):
+            stop = -(-(start + n_bytes) // HUGE_PAGE_BYTES)
+            found.update(range(start // HUGE_PAGE_BYTES, stop))
+        return found
 
     def _ranges(self, slots: Collection[int]) -> Iterator[tuple[int, int]]:
         """Neighbours in one range: (start, bytes)."""
