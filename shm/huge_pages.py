@@ -13,6 +13,7 @@ is a matter of speed: what the system refuses comes in small pages.
 
 import contextlib
 import ctypes
+import errno
 import mmap
 import os
 from collections.abc import Iterable, Iterator
@@ -43,16 +44,21 @@ def make_huge_again(fd: int, n_bytes: int, pages: Iterable[int]) -> None:
     """Make huge pages of the small ones in these places of a memfd of so many bytes, place i being
     its bytes from i * `HUGE_PAGE_BYTES` on. What they hold stays, and a hole in one takes memory.
 
-    Leaves as they are those that cannot be had, or that the system holds for a direct read.
+    Leaves as they are those that the system holds for a direct read, and all after the first for
+    which it finds no room.
     """
     with contextlib.suppress(OSError):
         mapping, start = map_shared(fd, n_bytes, mmap.PROT_READ | mmap.PROT_WRITE)
         with mapping:
             for page in pages:
-                if (page + 1) * HUGE_PAGE_BYTES <= n_bytes:
-                    with contextlib.suppress(OSError):
-                        offset = start + page * HUGE_PAGE_BYTES
-                        mapping.madvise(MADV_COLLAPSE, offset, HUGE_PAGE_BYTES)
+                offset = page * HUGE_PAGE_BYTES
+                if offset + HUGE_PAGE_BYTES > n_bytes:
+                    continue
+                try:
+                    mapping.madvise(MADV_COLLAPSE, start + offset, HUGE_PAGE_BYTES)
+                except OSError as error:
+                    if error.errno == errno.ENOMEM:
+                        raise
 
 
 def map_shared(fd: int, n_bytes: int, protection: int) -> tuple[mmap.mmap, int]:

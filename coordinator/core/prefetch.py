@@ -33,17 +33,16 @@ N_PAIRS = 6  # compared before a verdict, unless fewer agree
 N_CLEAR_PAIRS = 2  # a short answer is over before six
 CLEAR_GAIN = 0.05  # of the time per step, in every pair: no need to compare more
 MIN_GAIN = 0.01  # of the time per step, else it is not worth its wear
-# Before the first trial. Guesses of a router gained 5 % over four sizes of the pool, and lost at
-# none (README): a short answer should have that, and not pay for a comparison.
+# Before the first trial: a short answer should not pay for a comparison.
 UNTRIED_STEPS = 64
 SLEEP_STEPS = 256  # before a new trial
 RECHECK_STEPS = 512  # while on, before it has to prove itself again
-# Share of the last steps' time in which compute waits for the disk: where it is more, guesses have
-# to prove themselves first. OLMoE's shapes on a disk of 2 GB/s: they gained up to 12 % with
-# 3000 MiB, where compute waits 0.31 to 0.39 without them, and nothing with 2000 (0.44 to 0.51),
-# 1500 (0.57) and 800 (0.70). With guesses it waits less, so reading them does not end them.
-BUSY_SHARE = 0.4
-BUSY_STEPS = 8
+# Until then guesses are not read while compute waits for the disk for more than a share of its
+# time, and read again below a smaller one. OLMoE's shapes on a disk of 2 GB/s: they gained up to
+# 12 % with 3000 MiB, where compute waits 0.31 to 0.39 without them and 0.21 to 0.32 with them, and
+# nothing with 2000 (0.44 to 0.51), 1500 (0.57) and 800 (0.70).
+BUSY_SHARE, IDLE_SHARE = 0.45, 0.4
+BUSY_STEPS = 8  # that the share is of, all of one mode
 
 
 class Phase(enum.Enum):
@@ -160,7 +159,7 @@ class Prefetch:
         self._steps += 1
         if self.phase is Phase.TRIAL:
             self._trial_step(wall_ns)
-        elif self._steps >= (RECHECK_STEPS if self.phase is Phase.ON else SLEEP_STEPS):
+        elif self._steps >= (SLEEP_STEPS if self.phase is Phase.ASLEEP else RECHECK_STEPS):
             self._begin_trial()
         elif not self.counters.trials and len(self._waits) == BUSY_STEPS:
             self._presume()
@@ -168,11 +167,10 @@ class Prefetch:
     def _presume(self) -> None:
         """Nothing has been compared yet: go by what the disk seems to have time for."""
         waited_ns, wall_ns = (sum(each) for each in zip(*self._waits, strict=True))
-        is_busy = waited_ns > BUSY_SHARE * wall_ns
-        if is_busy and self.phase is Phase.ON:
-            self.phase, self._steps = Phase.BUSY, 0
-        elif not is_busy and self.phase is Phase.BUSY:
-            self.phase, self._steps = Phase.ON, RECHECK_STEPS - UNTRIED_STEPS
+        is_on = self.phase is Phase.ON
+        if waited_ns > BUSY_SHARE * wall_ns if is_on else waited_ns < IDLE_SHARE * wall_ns:
+            self.phase = Phase.BUSY if is_on else Phase.ON
+            self._waits.clear()
 
     def _score(self, layer: int, used: tuple[int, ...]) -> None:
         if self._guess is not None and self._guess[0] == layer:
