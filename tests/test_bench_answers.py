@@ -98,6 +98,6 @@ def test_how_wide_the_intervals_became() -> None:
     said = widths(answer(blocks({"a": 10, "b": 13}, 8, 1)))
     assert said is not None and said.startswith("8 pairs; the intervals are ")
     assert widths(answer(blocks({"a": 10, "b": 13}, 1, 1))) == (
-        "1 pair of each, which is no interval"
+        "1 pair of each: too few for an interval, which takes 5"
     )
     assert widths(answer([])) is None

@@ -26,9 +26,15 @@ def files(tmp_path: Path) -> tuple[Path, ...]:
     return tuple(paths)
 
 
-def sweep(question: str, files: tuple[Path, ...], *, has_caps: bool = True) -> Sweep:
+def sweep(
+    question: str,
+    files: tuple[Path, ...],
+    *,
+    has_caps: bool = True,
+    cores: tuple[int, ...] = (),
+) -> Sweep:
     models = files if question == "quant" else files[:1]
-    cores = usable_cores()
+    cores = cores or usable_cores()
     return sweep_of(
         BenchCommand(models, question=question),
         Setting(ROOMS, models, len(cores), cores, has_caps),
@@ -59,9 +65,23 @@ def test_the_arms_are_legal_and_each_pair_is_fair(question: str, files: tuple[Pa
         if (pair.arm, pair.reference) not in UNEQUAL_ON_PURPOSE:
             assert reads_in_flight(one) == reads_in_flight(other), pair
         assert one.pin_cores == other.pin_cores or "pin" in pair.subject
-        if one.pin_cores == other.pin_cores:
-            assert one.compute_threads == other.compute_threads
+        assert one.prefetch == other.prefetch or "prefetch" in pair.subject
+        if one.compute_threads != other.compute_threads:
+            assert pair.subject.endswith(f" (compute threads: {one.compute_threads})")
+            assert pair.than.endswith(f" ({other.compute_threads})")
     assert SWEEPS.keys() == BEST_ARM.keys() == set(QUESTIONS)
+
+
+@pytest.mark.parametrize("question", ["io-process", "workers"])
+def test_where_pinning_leaves_compute_fewer_cores_the_sentence_says_so(
+    question: str, files: tuple[Path, ...]
+) -> None:
+    pinned = [pair for pair in sweep(question, files, cores=(0, 1, 2, 3)).pairs
+              if pair.arm.endswith("pinned")]  # fmt: skip
+    assert pinned
+    for pair in pinned:
+        assert pair.subject.endswith(" (compute threads: 3)")
+        assert pair.than.endswith(" (4)")
 
 
 def test_page_cache_readers_need_a_cap(files: tuple[Path, ...]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from coordinator.bench.questions import Pair, Sweep
 from coordinator.bench.records import Record, by_round, in_room
 from coordinator.bench.rooms import WHOLE_MACHINE, Room
-from coordinator.bench.statistics import Ratio, paired_ratio
+from coordinator.bench.statistics import MIN_PAIRS, Ratio, paired_ratio
 
 # of 6 pairs without a difference all lie on one side of 1 in 3 of 100 cases; of 4 in 12
 MIN_CLAIM_PAIRS = 6
@@ -156,9 +156,10 @@ def widths(answer: Answer) -> str | None:
     if not counts:
         return None
     same = min(counts) == max(counts)
+    most = f"{max(counts)} pair{'s' if max(counts) > 1 else ''}"
     if not known:
-        return "1 pair of each, which is no interval"
-    pairs = f"{max(counts)} pairs" if same else f"{min(counts)} to {max(counts)} pairs"
+        return f"{most} of each: too few for an interval, which takes {MIN_PAIRS}"
+    pairs = most if same else f"{min(counts)} to {max(counts)} pairs"
     return f"{pairs}; the intervals are {min(known):.0%} to {max(known):.0%} of their ratio wide"
 
 

@@ -1,8 +1,8 @@
 """The ready-made comparisons: which arms a question needs, and what is claimed of which pair.
 
 Rule to keep: a pair differs in what it is named for and in nothing else. Arms of a pair have equal
-reads in flight and equal cores (compute threads, pinning); where the pair is about one of those,
-its words say so. Reads in flight: workers × queue depth of processes, threads, 1 inline.
+reads in flight, cores (compute threads, pinning) and prefetch; where the pair is about one of
+those, its words say so. Reads in flight: workers × queue depth of processes, threads, 1 inline.
 """
 
 from collections.abc import Callable, Mapping
@@ -86,6 +86,14 @@ def _pinned(setting: Setting, name: str, *flags: str) -> Arm:
     return Arm(name, (*flags, "--pin-cores", "--compute-threads", str(n_threads)))
 
 
+def _threads_said(setting: Setting) -> tuple[str, str]:
+    """How a pinned arm and its partner differ in compute threads, if they do."""
+    pinned = min(setting.n_threads, plan_cores(None, setting.cores).compute_threads)
+    if pinned == setting.n_threads:
+        return "", ""
+    return f" (compute threads: {pinned})", f" ({setting.n_threads})"
+
+
 def _processes(n_workers: int, depth: int) -> tuple[str, ...]:
     return ("--io-workers", str(n_workers), "--queue-depth", str(depth))
 
@@ -103,6 +111,7 @@ def io_process(setting: Setting) -> Sweep:
         _pinned(setting, "process-pinned", *deep),
     )
     each = f"{DEPTH} reads in flight"
+    threads, other_threads = _threads_said(setting)
     pairs = (
         Pair("a separate I/O process", "reading inline (1 read in flight each)", "process-1",
              "inline"),
@@ -112,10 +121,14 @@ def io_process(setting: Setting) -> Sweep:
              "process", "single-process"),
         Pair(f"a separate I/O process with {each}", "reading inline (1 in flight)", "process",
              "inline"),
-        Pair("a separate I/O process that is pinned", "one that is not", "process-pinned",
-             "process"),
+        Pair(f"a separate I/O process that is pinned{threads}", f"one that is not{other_threads}",
+             "process-pinned", "process"),
     )  # fmt: skip
-    return Sweep("io-process", arms, pairs)
+    note = (
+        "where a separate process reads, compute keeps its first core awake while it waits; where "
+        "it reads itself it does not, since that is slower there (--poll auto)"
+    )
+    return Sweep("io-process", arms, pairs, (note,))
 
 
 def memory(setting: Setting) -> Sweep:
@@ -136,7 +149,8 @@ def memory(setting: Setting) -> Sweep:
 
 def reader(setting: Setting) -> Sweep:
     """Which way of reading is fastest here, all with the same reads in flight."""
-    deep = _processes(1, DEPTH)
+    same = ("--prefetch", "off")
+    deep = (*_processes(1, DEPTH), *same)
     arms = [
         _arm(setting, "direct", *deep, "--reader", "direct"),
         _arm(setting, "buffered", *deep, "--reader", "buffered"),
@@ -146,7 +160,7 @@ def reader(setting: Setting) -> Sweep:
     if setting.has_caps:
         for name in ("willneed", "populate"):
             arms.append(_arm(setting, name, *deep, "--reader", name))
-        arms.append(_arm(setting, "mmap", *_processes(DEPTH, 1), "--reader", "mmap"))
+        arms.append(_arm(setting, "mmap", *_processes(DEPTH, 1), *same, "--reader", "mmap"))
         words |= {
             "willneed": "the page cache alone, asked for by madvise(WILLNEED),",
             "populate": "the page cache alone, filled by madvise(POPULATE_READ),",
@@ -192,9 +206,10 @@ def workers(setting: Setting) -> Sweep:
         Pair(f"reading with {n} I/O processes", one, f"workers-{n}", "workers-1")
         for n in counts[1:]
     ]
+    threads, other_threads = _threads_said(setting)
     pairs += [
-        Pair(f"pinning of {n} I/O process{'es' if n > 1 else ''}", "none", f"workers-{n}-pinned",
-             f"workers-{n}")
+        Pair(f"pinning of {n} I/O process{'es' if n > 1 else ''}{threads}", f"none{other_threads}",
+             f"workers-{n}-pinned", f"workers-{n}")
         for n in (1, 2)
     ]  # fmt: skip
     return Sweep("workers", tuple(arms), tuple(pairs))

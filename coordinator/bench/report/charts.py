@@ -18,7 +18,7 @@ from coordinator.bench.report.specs import (
     names,
 )
 from coordinator.bench.rooms import WHOLE_MACHINE
-from coordinator.bench.statistics import MIN_PAIRS, bootstrap_interval
+from coordinator.bench.statistics import MIN_PAIRS, median_interval
 
 MiB = 1 << 20
 PARTS: Mapping[str, str] = {
@@ -214,4 +214,4 @@ def _keys(records: Sequence[Record]) -> list[tuple[str, str]]:
 def _interval(values: Sequence[float]) -> tuple[float, float]:
     if len(values) < MIN_PAIRS:
         return values[0], values[0]
-    return bootstrap_interval(values)
+    return median_interval(values)
