@@ -24,7 +24,7 @@ from coordinator.core.actions import (
     VacateSlots,
 )
 from coordinator.core.policy_choice import POLICIES, make_policy
-from coordinator.core.prefetch import MAX_GUESSES, Prefetch
+from coordinator.core.prefetch import MAX_GUESSES, Phase, Prefetch
 from coordinator.core.requests import Requests
 from coordinator.core.residency import Residency
 from coordinator.core.schedule import Schedule
@@ -127,6 +127,14 @@ class Reader:
     is_condemned: bool = False
 
 
+def _acting(mode: str) -> Prefetch:
+    """One that reads guesses from the first step on, where it reads any."""
+    prefetch = Prefetch(mode)
+    if prefetch.phase is not Phase.OFF:
+        prefetch.phase = Phase.ON
+    return prefetch
+
+
 class World:
     """The core and everything around it."""
 
@@ -143,7 +151,7 @@ class World:
             standing_grants=rng.random() < 0.7,
             lasting_grants=rng.random() < 0.8,
             whole_layers=rng.random() < 0.2,
-            prefetch=Prefetch(rng.choice(["off", "prompt", "previous-token", *3 * ["router"]])),
+            prefetch=_acting(rng.choice(["off", "prompt", "previous-token", *3 * ["router"]])),
         )
         schedule = Schedule(self.n_layers, 64, rng.randint(1, 4))
         self.core = Core(residency, Requests(schedule))

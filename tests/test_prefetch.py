@@ -30,10 +30,20 @@ from shm.messages import ExpertUse, Need, SlotLease
 TRIAL_STEPS = 2 * N_PAIRS * BLOCK_STEPS
 
 
+def acting(mode: str = "router") -> Prefetch:
+    """One that has seen an idle disk."""
+    prefetch = Prefetch(mode)
+    for _ in range(BUSY_STEPS):
+        assert not prefetch.is_acting
+        prefetch.handle_step(100, 0)
+    assert prefetch.is_acting
+    return prefetch
+
+
 def on_trial(mode: str = "router") -> Prefetch:
     """One that has to prove itself now."""
-    prefetch = Prefetch(mode)
-    for _ in range(UNTRIED_STEPS):
+    prefetch = acting(mode)
+    for _ in range(UNTRIED_STEPS - BUSY_STEPS):
         assert prefetch.is_acting
         prefetch.handle_step(100, 0)
     assert prefetch.phase is Phase.TRIAL
@@ -93,7 +103,7 @@ def wait_share(prefetch: Prefetch, share: float, n_steps: int = BUSY_STEPS) -> N
 
 
 def test_where_the_disk_is_busy_it_waits_until_it_is_not() -> None:
-    prefetch = Prefetch("router")
+    prefetch = acting()
     wait_share(prefetch, BUSY_SHARE + 0.1, BUSY_STEPS - 1)
     assert prefetch.is_acting, "too few steps to tell"
     wait_share(prefetch, BUSY_SHARE + 0.1, 1)
@@ -134,7 +144,7 @@ def test_off_keeps_score_and_never_acts() -> None:
 
 
 def test_a_routers_guess_comes_before_the_last_token() -> None:
-    prefetch = Prefetch("router")
+    prefetch = acting()
     prefetch.handle_need(need(1, [3, 4]), None)
     prefetch.handle_need(need(0, [1, 2]), 1)
     assert prefetch.wanted() == [], "the last token's is another mode"
@@ -144,7 +154,7 @@ def test_a_routers_guess_comes_before_the_last_token() -> None:
 
 
 def test_guesses_are_read_while_the_disk_idles_and_become_hits() -> None:
-    prefetch = Prefetch("router")
+    prefetch = acting()
     run = engine(2, 8, 8, prefetch=prefetch)
     uses = (ExpertUse(1, 1, 0), ExpertUse(2, 1, 0))
     _, held = run.run_layer(Need(1, 0, uses, (5, 6), ()))
@@ -156,7 +166,7 @@ def test_guesses_are_read_while_the_disk_idles_and_become_hits() -> None:
 
 
 def test_a_guess_on_its_way_is_promoted_to_a_demand() -> None:
-    prefetch = Prefetch("router")
+    prefetch = acting()
     run = engine(2, 8, 8, prefetch=prefetch)
     _, held = run.run_layer(Need(1, 0, (ExpertUse(1, 1, 0),), (5,), ()))
     assert any(run.under_way.values())
@@ -167,7 +177,7 @@ def test_a_guess_on_its_way_is_promoted_to_a_demand() -> None:
 
 def test_guesses_that_fill_a_class_do_not_stop_a_demand() -> None:
     """Layer 1 has two slots of its own, and wrong guesses are being read into both."""
-    prefetch = Prefetch("router")
+    prefetch = acting()
     shape = dataclasses.replace(
         geometry(2, 8, 6), class_of_slots=[0] * 4 + [1] * 2, class_of_layer={0: 0, 1: 1}
     )
@@ -204,7 +214,7 @@ def test_a_long_prompt_reads_the_next_layer_ahead_within_its_share(mode: str, n_
 
 
 def test_a_short_prompt_reads_nothing_ahead() -> None:
-    prefetch = Prefetch("router")
+    prefetch = acting()
     prefetch.handle_need(need(0, [1, 2]), 1)
     assert prefetch.ahead() == ()
     uses = (ExpertUse(1, MIN_TOKENS_PER_EXPERT - 1, 1), ExpertUse(2, MIN_TOKENS_PER_EXPERT, 1))
@@ -221,7 +231,7 @@ def test_a_short_prompt_reads_nothing_ahead() -> None:
 def test_random_prompts_read_ahead_and_break_nothing(policy: str, n_slots: int) -> None:
     counts = {(layer, 0): 1.0 for layer in range(3)}
     made = make_policy(policy, policy_geometry(3, n_slots), counts, 2)
-    run = engine(3, 8, n_slots, policy=made, seed=n_slots, prefetch=Prefetch("previous-token"))
+    run = engine(3, 8, n_slots, policy=made, seed=n_slots, prefetch=acting("previous-token"))
     rng = random.Random(n_slots)
     held: tuple[SlotLease, ...] = ()
     for number in range(60):
@@ -237,7 +247,7 @@ def test_random_prompts_read_ahead_and_break_nothing(policy: str, n_slots: int) 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_random_guesses_break_nothing(seed: int) -> None:
-    prefetch = Prefetch("router")
+    prefetch = acting()
     n_slots = 5
     run = engine(
         3, 8, n_slots, policy=Lru(policy_geometry(3, n_slots)), seed=seed, prefetch=prefetch

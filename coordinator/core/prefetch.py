@@ -5,7 +5,7 @@ nothing is read on it (shadow). Acting on guesses has to prove itself now and th
 with and without it alternate, time per step is compared pair by pair, and prefetch goes to sleep
 when it does not get faster. Public measurements with a busy disk lost 4 to 21 % although 70 to 89 %
 of the guesses were right, and gained 34 to 73 % where the disk idled: only the clock can tell.
-Before the first comparison it acts unless compute waits for the disk much of the time.
+Before the first comparison it acts only where compute seldom waits for the disk.
 
 A long prompt needs no judge: its tokens use nearly all experts of every layer, so what is read of
 the next layer while attention runs would be read a moment later anyway (`ahead`). Mode "prompt" is
@@ -33,14 +33,13 @@ N_PAIRS = 6  # compared before a verdict, unless fewer agree
 N_CLEAR_PAIRS = 2  # a short answer is over before six
 CLEAR_GAIN = 0.05  # of the time per step, in every pair: no need to compare more
 MIN_GAIN = 0.01  # of the time per step, else it is not worth its wear
-# Before the first trial: a short answer should not pay for a comparison.
-UNTRIED_STEPS = 64
+UNTRIED_STEPS = 64  # before the first trial: a short answer should not pay for a comparison
 SLEEP_STEPS = 256  # before a new trial
 RECHECK_STEPS = 512  # while on, before it has to prove itself again
-# Until then guesses are not read while compute waits for the disk for more than a share of its
-# time, and read again below a smaller one. OLMoE's shapes on a disk of 2 GB/s: they gained up to
-# 12 % with 3000 MiB, where compute waits 0.31 to 0.39 without them and 0.21 to 0.32 with them, and
-# nothing with 2000 (0.44 to 0.51), 1500 (0.57) and 800 (0.70).
+# Until then guesses are read once compute waits for the disk for less than a share of its time, and
+# not any more above a larger one. OLMoE's shapes on a disk of 2 GB/s: they gained up to 12 % with
+# 3000 MiB, where compute waits 0.31 to 0.39 without them and 0.21 to 0.32 with them, and nothing
+# with 2000 (0.44 to 0.51), 1500 (0.57) and 800 (0.70); on one of 150 MB/s they lost 7 to 14 %.
 BUSY_SHARE, IDLE_SHARE = 0.45, 0.4
 BUSY_STEPS = 8  # that the share is of, all of one mode
 
@@ -51,7 +50,7 @@ class Phase(enum.Enum):
     OFF = "off"  # asked for: shadow only; a long prompt may still read ahead
     TRIAL = "trial"
     ON = "on"
-    BUSY = "busy"  # not tried yet: the disk has little time for guesses
+    BUSY = "busy"  # not tried yet: the disk has little time for guesses, as far as is known
     ASLEEP = "asleep"  # it did not pay lately
 
 
@@ -74,7 +73,7 @@ class Prefetch:
 
     def __init__(self, mode: str) -> None:
         self.counters = PrefetchCounters()
-        self.phase = Phase.OFF if mode in ("off", "prompt") else Phase.ON
+        self.phase = Phase.OFF if mode in ("off", "prompt") else Phase.BUSY
         self._mode = mode
         self._last: dict[int, tuple[int, ...]] = {}  # experts of each layer in the step before
         self._guess: tuple[int, tuple[int, ...]] | None = None  # layer, experts likeliest first
