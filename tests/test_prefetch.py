@@ -117,7 +117,7 @@ def test_where_the_disk_is_busy_it_waits_until_it_is_not() -> None:
     assert prefetch.phase is Phase.ON
 
 
-@pytest.mark.parametrize("shares", [(0.9, 0.9), (0.5, 0.3), (0.3, 0.5)])
+@pytest.mark.parametrize("shares", [(0.9, 0.9), (0.6, 0.3), (0.3, 0.6)])
 def test_however_busy_the_disk_is_the_clock_decides_in_time(shares: tuple[float, float]) -> None:
     """Also where reading guesses makes compute wait so much more that they end each other."""
     prefetch = Prefetch("router")

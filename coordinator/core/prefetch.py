@@ -40,7 +40,7 @@ RECHECK_STEPS = 512  # while on, before it has to prove itself again
 # not any more above a larger one. OLMoE's shapes on a disk of 2 GB/s: they gained up to 12 % with
 # 3000 MiB, where compute waits 0.31 to 0.39 without them and 0.21 to 0.32 with them, and nothing
 # with 2000 (0.44 to 0.51), 1500 (0.57) and 800 (0.70); on one of 150 MB/s they lost 7 to 14 %.
-BUSY_SHARE, IDLE_SHARE = 0.45, 0.4
+BUSY_SHARE, IDLE_SHARE = 0.5, 0.42
 BUSY_STEPS = 8  # that the share is of, all of one mode
 
 
