@@ -41,7 +41,7 @@ def test_two_nodes(address: str, tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert len(list(tmp_path.glob("*.jsonl"))) == 2
-    assert "(2 machine(s)):" in done.stdout  # two nodes of one kind of hardware: one row
+    assert "(2 runs):" in done.stdout  # two nodes of one kind of hardware: one row
     (kind,) = json.loads((tmp_path / "answers.json").read_text())["kinds"]
     assert kind["claims"][0]["findings"][0]["n_pairs"] == 2
 

@@ -33,6 +33,29 @@ def test_files_that_hold_no_blocks(tmp_path: Path, text: str) -> None:
             read()
 
 
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"machine": 1}, 'a "machine" that is not an object in line 2'),
+        ({"settings": None}, 'a "settings" that is not an object in line 2'),
+        ({"round": "1"}, 'a "round" that is not a count in line 2'),
+        ({"round": True}, 'a "round" that is not a count in line 2'),
+        ({"round": 1.0}, 'a "round" that is not a count in line 2'),
+        ({"round": -1}, 'a "round" that is not between 0 and'),
+        ({"round": 10**12}, 'a "round" that is not between 0 and'),
+        ({"arm": []}, 'a "arm" that is not a text in line 2'),
+        ({"tok_s": "fast"}, 'a "tok_s" that is no number in line 2'),
+    ],
+)
+def test_fields_that_no_block_has(tmp_path: Path, change: dict[str, object], part: str) -> None:
+    path = tmp_path / "blocks.jsonl"
+    lines = [json.dumps(block("a", 0, 10)), json.dumps(block("b", 0, 10) | change)]
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(ConfigError) as refusal:
+        read_blocks(path)
+    assert part in str(refusal.value) and str(path) in str(refusal.value)
+
+
 def test_another_comparison_is_not_mixed_in(tmp_path: Path) -> None:
     (tmp_path / "blocks.jsonl").write_text(json.dumps(block("a", 0, 10)) + "\n")
     with pytest.raises(ConfigError, match="one of the same comparison"):

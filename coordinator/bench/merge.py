@@ -1,8 +1,8 @@
-"""`moe-coord bench --merge`: one answer per kind of hardware, from the blocks of several machines.
+"""`moe-coord bench --merge`: one answer per kind of hardware, from the blocks of several runs.
 
-Machines with the same processor, cores, memory, disk and file system are one kind, and their rounds
-stand side by side. Ratios are of pairs within one machine only: machines are never compared with
-each other by their speed.
+Machines with the same processor, cores, memory, disk and file system are one kind. The rounds of
+their runs stand side by side where the same was compared (`comparable`). Ratios are of pairs within
+one run only: machines are never compared with each other by their speed.
 """
 
 import json
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.bench.answers import Answer, Finding, answer_of, shown
+from coordinator.bench.comparable import Run, check_comparable, distinct_runs
 from coordinator.bench.questions import Pair, Sweep
 from coordinator.bench.records import Record, make_folder, read_blocks, value_of
 from coordinator.bench.results import ANSWERS, draw_report
@@ -26,10 +27,10 @@ GiB_IN_KIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of hardware, the machines that are of it, and what their blocks say."""
+    """A kind of hardware, how many runs are of it, and what their blocks say."""
 
     hardware: str
-    n_machines: int
+    n_runs: int
     answer: Answer
     warnings: tuple[str, ...]
 
@@ -37,40 +38,39 @@ class Kind:
 def run_merge(bench: BenchCommand) -> int:
     """Read the files, print the table and the sentences; returns the exit code.
 
-    Raises `ConfigError` for files that are no blocks, or of different questions.
+    Raises `ConfigError` for files that are no blocks, or did not compare the same.
     """
     if not bench.files:
         raise ConfigError("--merge: expected blocks.jsonl files, found none; name one or more")
-    files = []
+    runs = []
     for path in bench.files:
         try:
-            files.append(read_blocks(path))
+            runs.append(Run(path, read_blocks(path)))
         except OSError as error:
             raise ConfigError(
                 f"--merge: expected a readable file, found {str(path)!a:.200}: {error.strerror}; "
                 "give another path"
             ) from error
-    kinds = merged(files)
-    short = {room.name: room.short for found in files for room in rooms_in(found)}
+    kinds = merged(runs)
+    short = {room.name: room.short for run in runs for room in rooms_in(run.records)}
     print("\n".join(lines_of(kinds, short)))
     if bench.out is not None:
         write_merged(bench.out, kinds, short)
     return 0
 
 
-def merged(files: Sequence[Sequence[Record]]) -> list[Kind]:
+def merged(runs: Sequence[Run]) -> list[Kind]:
     """The kinds in the order in which they come. Raises `ConfigError`."""
-    of_kind: dict[str, list[Sequence[Record]]] = {}
-    for records in files:
-        if records:
-            of_kind.setdefault(hardware_of(records[0]), []).append(records)
-    questions = {records[0].get("question") for records in files if records}
+    of_kind: dict[str, list[Run]] = {}
+    for run in distinct_runs([run for run in runs if run.records]):
+        of_kind.setdefault(hardware_of(run.records[0]), []).append(run)
+    questions = {str(record.get("question")) for run in runs for record in run.records}
     if len(questions) != 1:
         raise ConfigError(
             f"--merge: expected blocks of one question, found {len(questions)}: "
-            f"{', '.join(sorted(map(str, questions)))[:200]}; merge those of one at a time"
+            f"{', '.join(sorted(questions))[:200]!a}; merge those of one at a time"
         )
-    return [_kind(hardware, machines) for hardware, machines in of_kind.items()]
+    return [_kind(hardware, found) for hardware, found in of_kind.items()]
 
 
 def hardware_of(record: Record) -> str:
@@ -79,7 +79,7 @@ def hardware_of(record: Record) -> str:
     parts = [
         str(machine.get("cpu")),
         f"{machine.get('cores')} cores",
-        f"{(machine.get('memory_kib') or 0) / GiB_IN_KIB:.0f} GiB",
+        f"{_number(machine.get('memory_kib')) / GiB_IN_KIB:.0f} GiB",
         str(value_of(record, ("disk", "model")) or value_of(record, ("disk", "name")) or "no disk"),
         str(value_of(record, ("file_system", "type")) or "unknown file system"),
     ]
@@ -103,7 +103,7 @@ def lines_of(kinds: Sequence[Kind], short: dict[str, str]) -> list[str]:
     lines = []
     for kind in kinds:
         cells = {column_of(found, short): found for found in _speeds(kind)}
-        lines.append(f"{kind.hardware} ({kind.n_machines} machine(s)):")
+        lines.append(f"{kind.hardware} ({n_runs_text(kind.n_runs)}):")
         for name in names:
             ratio = cells[name].ratio if name in cells else None
             lines.append(f"  {name}: {shown(ratio) if ratio is not None else 'not measured'}")
@@ -112,9 +112,14 @@ def lines_of(kinds: Sequence[Kind], short: dict[str, str]) -> list[str]:
     return lines
 
 
+def n_runs_text(n_runs: int) -> str:
+    """``1 run``, ``2 runs``."""
+    return f"{n_runs} run{'s' if n_runs != 1 else ''}"
+
+
 def column_of(found: Finding, short: dict[str, str]) -> str:
     """What a ratio is of, in few words."""
-    over, under = short.get(found.room, ""), short.get(found.reference_room, "")
+    over, under = (short.get(name, name) for name in (found.room, found.reference_room))
     where = f", {over}" if over else ""
     if found.room != found.reference_room:
         return f"{found.arm}{where} ÷ {under}"
@@ -130,7 +135,7 @@ def write_merged(folder: Path, kinds: Sequence[Kind], short: dict[str, str]) -> 
         "kinds": [
             {
                 "hardware": kind.hardware,
-                "machines": kind.n_machines,
+                "runs": kind.n_runs,
                 "warnings": list(kind.warnings),
                 **kind.answer.as_json(),
             }
@@ -142,31 +147,48 @@ def write_merged(folder: Path, kinds: Sequence[Kind], short: dict[str, str]) -> 
         draw_report(folder, stop)
 
 
-def _kind(hardware: str, machines: Sequence[Sequence[Record]]) -> Kind:
-    """Rounds of each machine behind those of the one before."""
+def _kind(hardware: str, runs: Sequence[Run]) -> Kind:
+    """Rounds of each run behind those of the one before. Raises `ConfigError`."""
+    check_comparable(runs)
     records: list[Record] = []
-    for found in machines:
+    for run in runs:
         start = 1 + max((record["round"] for record in records), default=-1)
-        records += [{**record, "round": record["round"] + start} for record in found]
+        records += [{**record, "round": record["round"] + start} for record in run.records]
     rooms = {room.name: room for room in rooms_in(records)}
-    try:
-        pairs = tuple(_pair(found, rooms) for found in records[0]["pairs"])
-    except (KeyError, TypeError) as error:
-        raise ConfigError(
-            "--merge: expected blocks that name their pairs, found others; they are of another "
-            "version: measure again"
-        ) from error
-    sweep = Sweep(str(records[0]["question"]), (), pairs)
+    sweep = Sweep(str(records[0].get("question")), (), _pairs(runs, rooms))
     n_bytes = min(value_of(record, ("settings", "expert_bytes")) or 0 for record in records)
     answer = answer_of(records, sweep, list(rooms.values()), n_bytes)
-    return Kind(hardware, len(machines), answer, tuple(warnings_of(records)))
+    return Kind(hardware, len(runs), answer, tuple(warnings_of(records)))
+
+
+def _pairs(runs: Sequence[Run], rooms: dict[str, Room]) -> tuple[Pair, ...]:
+    """Those of all runs, each once. Raises `ConfigError` for lines that tell none."""
+    pairs: dict[tuple[Any, ...], Pair] = {}
+    for run in runs:
+        for record in run.records:
+            try:
+                for found in record["pairs"]:
+                    pair = _pair(found, rooms)
+                    # not the words, which another version may put otherwise
+                    pairs.setdefault((pair.arm, pair.reference, pair.rooms, pair.what), pair)
+            except (KeyError, TypeError, ValueError) as error:
+                raise ConfigError(
+                    f"--merge: expected blocks that name their pairs, found others in "
+                    f"{str(run.path)!a:.200}; they are of another version: measure again"
+                ) from error
+    return tuple(pairs.values())
 
 
 def _pair(found: dict[str, Any], rooms: dict[str, Room]) -> Pair:
+    """A room of a run that ended before it came to it has a name and no blocks."""
     names = found["rooms"]
+    over_under = None
+    if names is not None:
+        over, under = (rooms.get(name, Room(name, short=name)) for name in names)
+        over_under = (over, under)
     return Pair(
-        found["subject"], found["than"], found["arm"], found["reference"],
-        (rooms[names[0]], rooms[names[1]]) if names else None, found["what"],
+        found["subject"], found["than"], found["arm"], found["reference"], over_under,
+        found["what"],
     )  # fmt: skip
 
 
@@ -174,3 +196,7 @@ def _speeds(kind: Kind) -> list[Finding]:
     return [
         found for claim in kind.answer.claims for found in claim.findings if found.what == "speed"
     ]
+
+
+def _number(found: Any) -> float:
+    return found if isinstance(found, int | float) else 0

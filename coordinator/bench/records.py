@@ -5,7 +5,7 @@ part of a line; the next one cuts it off.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -13,7 +13,12 @@ from coordinator.command.flag_values import ConfigError
 
 Record = dict[str, Any]
 BLOCKS = "blocks.jsonl"
-REQUIRED = ("round", "arm", "room", "comparison", "memory", "bytes", "settings", "machine")
+REQUIRED: Mapping[str, type] = {
+    "round": int, "arm": str, "room": str, "comparison": str, "memory": dict, "bytes": dict,
+    "settings": dict, "machine": dict,
+}  # fmt: skip
+WORDS: Mapping[type, str] = {int: "a count", str: "a text", dict: "an object"}
+MAX_ROUND = 10**6
 MAX_BYTES = 1 << 30
 FOREIGN_BYTES = 16 * 1024 * 1024  # less than this is not worth a word
 
@@ -88,10 +93,26 @@ def read_blocks(path: Path, *, cut: bool = False) -> list[Record]:
             record = json.loads(line)
         except (ValueError, RecursionError):
             raise _refusal(path, f"something else in line {number}") from None
-        if not isinstance(record, dict) or not set(REQUIRED) <= record.keys():
+        if not isinstance(record, dict) or not REQUIRED.keys() <= record.keys():
             raise _refusal(path, f"something else in line {number}")
+        wrong = _wrong_field(record)
+        if wrong is not None:
+            raise _refusal(path, f"{wrong} in line {number}")
         records.append(record)
     return records
+
+
+def _wrong_field(record: Record) -> str | None:
+    """The first field that cannot be what `bench` wrote, in words."""
+    for name, kind in REQUIRED.items():
+        if type(record[name]) is not kind:
+            return f'a "{name}" that is not {WORDS[kind]}'
+    if not 0 <= record["round"] <= MAX_ROUND:
+        return f'a "round" that is not between 0 and {MAX_ROUND}'
+    rate = record.get("tok_s")
+    if rate is not None and type(rate) not in (int, float):
+        return 'a "tok_s" that is no number'
+    return None
 
 
 def value_of(record: Record, path: Sequence[str]) -> Any:

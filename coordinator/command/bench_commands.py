@@ -68,7 +68,7 @@ class BenchCommand:
 
     files: tuple[Path, ...] = flag(
         (), "MODEL", PATH, WHAT,
-        "GGUF file; two for --question quant; with --merge the blocks.jsonl of several machines",
+        "GGUF file; two for --question quant; with --merge the blocks.jsonl of several runs",
         many=True,
     )  # fmt: skip
     question: str | None = flag(

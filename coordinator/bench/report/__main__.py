@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.bench.ceiling import CEILING, lines
+from coordinator.bench.merge import n_runs_text
 from coordinator.bench.records import BLOCKS, in_room, read_blocks
 from coordinator.bench.report.ceiling import ceiling_page
 from coordinator.bench.report.charts import charts_of
@@ -115,7 +116,7 @@ def merged_page(answers: dict[str, Any]) -> Page:
         [f"{kind['hardware']}: {line}" for kind in kinds for line in kind["warnings"]],
         [Table("Paired ratios by kind of hardware", ("hardware", *columns), rows)],
         [chart for chart in (ratios_chart(findings, short),) if chart is not None],
-        [(kind["hardware"], f"{kind['machines']} machine(s)") for kind in kinds],
+        [(kind["hardware"], n_runs_text(kind["runs"])) for kind in kinds],
     )
 
 
