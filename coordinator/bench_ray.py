@@ -19,6 +19,7 @@ from typing import Any
 from coordinator.__main__ import reported
 from coordinator.bench.merge import run_merge
 from coordinator.bench.records import BLOCKS, make_folder
+from coordinator.bench.results import ANSWERS
 from coordinator.command.bench_commands import BenchCommand
 from coordinator.command.flag_values import ConfigError
 from coordinator.command.line import parse
@@ -125,12 +126,13 @@ def _save(folder: Path, node: Mapping[str, Any], blocks: str, errors: str) -> Pa
 
 
 def run_here(arguments: list[str]) -> Blocks:
-    """What a node does: the same command, its blocks back as text."""
+    """What a node does: the same command, its blocks back as text. Without answers it was cut
+    short; blocks that failed in later rounds are no reason to lose the others."""
     with tempfile.TemporaryDirectory(prefix="moe-coord-node-") as folder:
         command = [sys.executable, "-P", "-m", "coordinator", *arguments, "--out", folder]
         seen = run_watched(command, ProcessTree(), StopSignals(), NODE_SECONDS)
-        path = Path(folder) / BLOCKS
-        text = path.read_text(encoding="utf-8") if path.exists() and seen.exit_code == 0 else ""
+        is_whole = (Path(folder) / ANSWERS).exists()
+        text = (Path(folder) / BLOCKS).read_text(encoding="utf-8") if is_whole else ""
         return text, " / ".join([line for _, line in seen.error_lines][-N_ERROR_LINES:])
 
 

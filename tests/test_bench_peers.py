@@ -10,9 +10,10 @@ import pytest
 from coordinator.bench.bench import run_bench
 from coordinator.bench.records import read_blocks
 from coordinator.bench.tokens import common_prefix, compared_tokens
-from coordinator.command.bench_commands import POOLS, BenchCommand, PeerCommand
+from coordinator.command.bench_commands import POOLS, Arm, BenchCommand, PeerCommand
 from coordinator.command.config import shipped_model
 from coordinator.command.signals import StopSignals
+from coordinator.processes.engine import EngineError
 
 FAKE = Path(__file__).parent / "fake_peer.py"
 
@@ -51,6 +52,29 @@ def test_peers_stand_in_the_table_of_a_question(
     ]  # fmt: skip
     said = capsys.readouterr().out
     assert "peer-server: of 16 greedy tokens the first " in said
+
+
+def test_a_block_that_failed_is_told_and_measured_again(tmp_path: Path) -> None:
+    """In its second round; the results are written all the same."""
+    path, runs, out = tmp_path / "llama-bench", tmp_path / "runs", tmp_path / "out"
+    path.write_text(
+        f"#!/bin/sh\necho >> {runs}\n[ $(wc -l < {runs}) = 2 ] && exit 9\n"
+        f'exec {sys.executable} {FAKE} bench "$@"\n'
+    )
+    path.chmod(0o755)
+    bench = BenchCommand(
+        (shipped_model(),), arms=(Arm("ours", ("--compute-threads", "1")),),
+        peers=(PeerCommand("peer", (str(path),)),), n_pairs=2, n_tokens=8, n_warm_up=4,
+        keep_cache=True, out=out,
+    )  # fmt: skip
+    with pytest.raises(EngineError, match=r"1 of 4 blocks failed \(peer\).*exit 9") as failure:
+        run_bench(bench)
+    assert failure.value.exit_code == 5
+    (claim,) = json.loads((out / "answers.json").read_text())["claims"]
+    assert claim["findings"][0]["n_pairs"] == 1
+    assert run_bench(bench) == 0
+    (claim,) = json.loads((out / "answers.json").read_text())["claims"]
+    assert claim["findings"][0]["n_pairs"] == 2
 
 
 def test_tokens_are_compared_where_there_are_some(programs: dict[str, PeerCommand]) -> None:

@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 from bench_blocks import block
 
-from coordinator.bench.records import by_round, is_foreign, open_blocks, read_blocks, value_of
+from coordinator.bench.records import (
+    by_round,
+    has_failed,
+    is_foreign,
+    open_blocks,
+    read_blocks,
+    value_of,
+)
 from coordinator.command.flag_values import ConfigError
 
 
@@ -69,6 +76,13 @@ def test_values_by_round() -> None:
     assert by_round([], "a", ("tok_s",)) == []
     assert value_of(records[0], ("report", "experts", "hits")) == 40
     assert value_of(records[0], ("report", "no", "such")) is None
+
+
+def test_what_is_measured_again() -> None:
+    failed = block("a", 0, 10) | {"error": "exit 5"}
+    assert has_failed(failed) and not has_failed(block("a", 0, 10))
+    assert not has_failed(failed | {"memory": {"oom_kills": 1}})  # it would be killed again
+    assert has_failed(failed | {"memory": {"oom_kills": None}})
 
 
 def test_who_reads_past_the_page_cache_has_no_help_from_it() -> None:

@@ -20,7 +20,14 @@ from coordinator.bench.line import common_of, comparison_of
 from coordinator.bench.merge import run_merge
 from coordinator.bench.models import Measured, measured_model, models_of, own_files
 from coordinator.bench.participants import Who, who_of
-from coordinator.bench.records import BlocksFile, Record, in_room, make_folder, open_blocks
+from coordinator.bench.records import (
+    BlocksFile,
+    Record,
+    has_failed,
+    in_room,
+    make_folder,
+    open_blocks,
+)
 from coordinator.bench.results import write_results
 from coordinator.bench.rounds import Step, TimeLimit, run_rounds
 from coordinator.bench.table import block_line, table
@@ -41,7 +48,8 @@ def run_bench(bench: BenchCommand) -> int:
     """Run all blocks and print tables and answers; returns the exit code.
 
     Raises `ConfigError`, `ModelFormatError`, `ModelFileError`, `ResourceError`, and `EngineError`
-    for an arm that fails in its first block without having been killed for its memory.
+    for arms that fail without having been killed for their memory: at once in the first round,
+    behind the results in a later one.
     """
     if bench.merge:
         return run_merge(bench)
@@ -62,6 +70,7 @@ def run_bench(bench: BenchCommand) -> int:
             _show(bench, who, records, answer, limit, beside)
             if bench.out is not None:
                 write_results(bench.out, answer, records, who, beside, stop)
+            _check_failures(records)
     return stop.exit_code or 0
 
 
@@ -105,7 +114,8 @@ def _records(
     size = min(model.spec.vocabulary_size for model in models)
     places = _places(bench, who, models, disk, comparison)
     with _blocks_file(bench.out, comparison) as blocks, read_ahead(disk, bench.read_ahead_kib):
-        records = list(blocks.done) if blocks is not None else []
+        found = blocks.done if blocks is not None else ()
+        records = [record for record in found if not has_failed(record)]
         if records:
             print(f"going on behind {len(records)} blocks that are there", file=sys.stderr)
         n_rounds = bench.n_pairs or (None if bench.minutes is not None else N_ROUNDS)
@@ -122,7 +132,7 @@ def _records(
             if blocks is not None:
                 blocks.add(record)
             print(block_line(record, len(records), n_all), file=sys.stderr)
-            if "error" in record and record["round"] == 0 and not record["memory"]["oom_kills"]:
+            if has_failed(record) and record["round"] == 0:
                 raise EngineError(EXIT_INTERNAL, f"{record['arm']}: {record['error']}")
     return records
 
@@ -178,6 +188,18 @@ def _show(
         for claim in answer.claims[1:] if not answer.is_too_small else ():
             print(claim.sentence)
         print(answer.headline)
+
+
+def _check_failures(records: Sequence[Record]) -> None:
+    """Raises `EngineError` where blocks failed: what was said of the others holds."""
+    failed = [record for record in records if has_failed(record)]
+    if failed:
+        arms = ", ".join(dict.fromkeys(record["arm"] for record in failed))
+        raise EngineError(
+            EXIT_INTERNAL,
+            f"bench: {len(failed)} of {len(records)} blocks failed ({arms}), the last one with: "
+            f"{failed[-1]['error']}; with --out the same command measures them again",
+        )
 
 
 def _spent(bench: BenchCommand, limit: TimeLimit) -> str:

@@ -141,6 +141,12 @@ def by_round(records: Iterable[Record], arm: str, path: Sequence[str]) -> list[f
     return values
 
 
+def has_failed(record: Record) -> bool:
+    """Whether it must be measured again. A block that was killed for its memory need not: that it
+    does not fit is what was measured, and it would not fit again."""
+    return "error" in record and not record["memory"].get("oom_kills")
+
+
 def is_foreign(record: Record) -> bool:
     """Whether pages of the model lay in the cache that the block was not charged for.
 
