@@ -16,15 +16,20 @@ from coordinator.bench.records import (
 )
 from coordinator.command.flag_values import ConfigError
 
+COMMON = {
+    key: block("a", 0, 1)[key]
+    for key in ("comparison", "machine", "disk", "file_system", "versions")
+}
+
 
 def test_a_part_of_a_line_is_cut_off_and_the_rest_is_done(tmp_path: Path) -> None:
-    with_one = open_blocks(tmp_path / "new" / "folder", "test")
+    with_one = open_blocks(tmp_path / "new" / "folder", COMMON)
     with_one.add(block("a", 0, 10))
     with_one.close()
     path = tmp_path / "new" / "folder" / "blocks.jsonl"
     whole = path.read_text()
     path.write_text(whole + whole[:100])
-    again = open_blocks(path.parent, "test")
+    again = open_blocks(path.parent, COMMON)
     assert [record["arm"] for record in again.done] == ["a"]
     again.close()
     assert path.read_text() == whole
@@ -35,7 +40,10 @@ def test_a_part_of_a_line_is_cut_off_and_the_rest_is_done(tmp_path: Path) -> Non
 )
 def test_files_that_hold_no_blocks(tmp_path: Path, text: str) -> None:
     (tmp_path / "blocks.jsonl").write_text(text)
-    for read in (lambda: read_blocks(tmp_path / "blocks.jsonl"), lambda: open_blocks(tmp_path, "")):
+    for read in (
+        lambda: read_blocks(tmp_path / "blocks.jsonl"),
+        lambda: open_blocks(tmp_path, COMMON),
+    ):
         with pytest.raises(ConfigError, match="something else in line 1"):
             read()
 
@@ -51,6 +59,8 @@ def test_files_that_hold_no_blocks(tmp_path: Path, text: str) -> None:
         ({"round": -1}, 'a "round" that is not between 0 and'),
         ({"round": 10**12}, 'a "round" that is not between 0 and'),
         ({"arm": []}, 'a "arm" that is not a text in line 2'),
+        ({"run": "1"}, 'a "run" that is not a count in line 2'),
+        ({"disk": 1}, "no object as one of machine, disk"),
         ({"tok_s": "fast"}, 'a "tok_s" that is no number in line 2'),
     ],
 )
@@ -66,7 +76,42 @@ def test_fields_that_no_block_has(tmp_path: Path, change: dict[str, object], par
 def test_another_comparison_is_not_mixed_in(tmp_path: Path) -> None:
     (tmp_path / "blocks.jsonl").write_text(json.dumps(block("a", 0, 10)) + "\n")
     with pytest.raises(ConfigError, match="one of the same comparison"):
-        open_blocks(tmp_path, "another")
+        open_blocks(tmp_path, COMMON | {"comparison": "another"})
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "is_refused"),
+    [
+        ("machine", {"cores": 4}, True),
+        ("machine", {"memory_kib": 4 << 20}, True),
+        ("machine", {"memory_kib": (8 << 20) + 4000}, False),  # another boot
+        ("machine", {"later": 1}, False),  # an older version did not write it
+        ("disk", {"name": "sda"}, True),
+        ("file_system", {"type": "xfs"}, True),
+        ("versions", {"moe-coord": "1"}, True),
+        ("versions", {}, False),
+    ],
+)
+def test_another_machine_is_not_mixed_in(
+    tmp_path: Path, part: str, change: dict[str, object], is_refused: bool
+) -> None:
+    (tmp_path / "blocks.jsonl").write_text(json.dumps(block("a", 0, 10)) + "\n")
+    here = COMMON | {part: COMMON[part] | change}
+    if not is_refused:
+        open_blocks(tmp_path, here).close()
+        return
+    with pytest.raises(ConfigError, match=f"found blocks with {part} {next(iter(change))} "):
+        open_blocks(tmp_path, here)
+
+
+def test_of_a_round_the_last_start_counts(tmp_path: Path) -> None:
+    """Interrupted in round 1, then again in the midst of the same round."""
+    lines = [block("a", 0, 1), block("b", 0, 1), block("a", 1, 1), block("b", 1, 1, "other")]
+    lines.append(block("b", 1, 2, run=1))
+    (tmp_path / "blocks.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    assert [(r["round"], r["arm"], r["tok_s"]) for r in read_blocks(tmp_path / "blocks.jsonl")] == [
+        (0, "a", 1), (0, "b", 1), (1, "b", 2),
+    ]  # fmt: skip
 
 
 def test_values_by_round() -> None:

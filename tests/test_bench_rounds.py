@@ -7,7 +7,7 @@ import pytest
 from coordinator.bench.block import Participant
 from coordinator.bench.records import Record
 from coordinator.bench.rooms import Room
-from coordinator.bench.rounds import Step, TimeLimit, order_of_round, run_rounds
+from coordinator.bench.rounds import Step, TimeLimit, complete_rounds, order_of_round, run_rounds
 from coordinator.bench.timings import Timings
 
 ROOMS = (Room("small"), Room("large"))
@@ -28,24 +28,26 @@ def test_rounds_run_there_and_back() -> None:
     assert orders == ["sA sB lA lB", "lB lA sB sA", "sA sB lA lB"]
 
 
-def record_of(step: Step, left: float | None) -> Record | None:
+def record_of(step: Step, left: float | None) -> Record:
     n_round, room, each = step
-    return {"round": n_round, "room": room.name, "arm": each.name}
+    return {"round": n_round, "room": room.name, "arm": each.name, "memory": {}}
 
 
-def test_what_is_done_is_not_run_again() -> None:
-    done = {(0, "small", "A"), (0, "large", "B"), (1, "small", "B")}
+def test_a_round_that_is_not_complete_is_run_again() -> None:
+    """Blocks that are compared must have run together."""
+    whole = [record_of((0, room, each), None) for room in ROOMS for each in WHO]
+    part = [record_of((1, ROOMS[1], each), None) for each in WHO]
+    failed = [{**found, "round": 2} for found in whole]
+    failed[1] = failed[1] | {"error": "exit 9"}
+    killed = [{**found, "round": 3} for found in whole]
+    killed[1] = killed[1] | {"error": "exit -9", "memory": {"oom_kills": 1}}
+    done = complete_rounds([*whole, *part, *failed, *killed], ROOMS, WHO)
+    assert done == {0, 3}
     found = [
-        (each["round"], each["room"], each["arm"])
-        for each in run_rounds(ROOMS, WHO, 2, done, TimeLimit(), record_of)
+        f"{each['round']}{each['room'][0]}{each['arm']}"
+        for each in run_rounds(ROOMS, WHO, 5, done, TimeLimit(), record_of)
     ]
-    assert found == [
-        (0, "small", "B"),
-        (0, "large", "A"),
-        (1, "large", "B"),
-        (1, "large", "A"),
-        (1, "small", "A"),
-    ]
+    assert " ".join(found) == "1lB 1lA 1sB 1sA 2sA 2sB 2lA 2lB 4sA 4sB 4lA 4lB"
 
 
 def test_a_block_cut_short_ends_it() -> None:

@@ -27,9 +27,11 @@ from coordinator.bench.records import (
     in_room,
     make_folder,
     open_blocks,
+    run_of,
+    together,
 )
 from coordinator.bench.results import write_results
-from coordinator.bench.rounds import Step, TimeLimit, run_rounds
+from coordinator.bench.rounds import Step, TimeLimit, complete_rounds, run_rounds
 from coordinator.bench.table import block_line, table
 from coordinator.bench.tokens import compared_tokens
 from coordinator.bench.trace import SHARE_OF_TIME, TRACES, record_traces
@@ -110,14 +112,16 @@ def _records(
     stop: StopSignals,
 ) -> list[Record]:
     """Of all blocks: those of an earlier run of the same comparison, and those run now."""
-    comparison = comparison_of(bench, who, models)
+    common = common_of(bench, who, models, disk, comparison_of(bench, who, models))
     size = min(model.spec.vocabulary_size for model in models)
-    places = _places(bench, who, models, disk, comparison)
-    with _blocks_file(bench.out, comparison) as blocks, read_ahead(disk, bench.read_ahead_kib):
-        found = blocks.done if blocks is not None else ()
-        records = [record for record in found if not has_failed(record)]
+    places = _places(bench, who, models, disk, common)
+    with _blocks_file(bench.out, common) as blocks, read_ahead(disk, bench.read_ahead_kib):
+        records = list(blocks.done) if blocks is not None else []
+        done = complete_rounds(records, who.rooms, who.participants)
+        n_run = 1 + max(map(run_of, records), default=-1)
         if records:
-            print(f"going on behind {len(records)} blocks that are there", file=sys.stderr)
+            n_done = sum(record["round"] in done for record in records)
+            print(f"going on behind {n_done} blocks that are there", file=sys.stderr)
         n_rounds = bench.n_pairs or (None if bench.minutes is not None else N_ROUNDS)
         n_all = len(who.rooms) * len(who.participants) * n_rounds if n_rounds else None
 
@@ -126,9 +130,9 @@ def _records(
             prompt = prompt_of_round(bench, n_round, size)
             return run_block(each, prompt, n_round, places[room.name], stop, left)
 
-        done = {(each["round"], each["room"], each["arm"]) for each in records}
         for record in run_rounds(who.rooms, who.participants, n_rounds, done, limit, run):
-            records.append(record)
+            record["run"] = n_run
+            records = together([*records, record])
             if blocks is not None:
                 blocks.add(record)
             print(block_line(record, len(records), n_all), file=sys.stderr)
@@ -142,7 +146,7 @@ def _places(
     who: Who,
     models: Sequence[Measured],
     disk: Disk | None,
-    comparison: str,
+    common: Record,
 ) -> dict[str, Place]:
     """By room. Raises `ResourceError` for a rate without a disk."""
     if bench.disk_bytes_per_second is not None and disk is None:
@@ -152,7 +156,6 @@ def _places(
         )
     number = disk.number if disk is not None else None
     slab_bytes = models[0].spec.slabs.mean_slab_bytes
-    common = common_of(bench, who, models, disk, comparison)
     places = {}
     for room in who.rooms:
         limits = Limits(room.cap_bytes, bench.disk_bytes_per_second, number)
@@ -210,12 +213,12 @@ def _spent(bench: BenchCommand, limit: TimeLimit) -> str:
 
 
 @contextlib.contextmanager
-def _blocks_file(folder: Path | None, comparison: str) -> Iterator[BlocksFile | None]:
+def _blocks_file(folder: Path | None, common: Record) -> Iterator[BlocksFile | None]:
     """The lines of `--out`; None where nothing is kept. Raises `ConfigError`."""
     if folder is None:
         yield None
         return
-    blocks = open_blocks(folder, comparison)
+    blocks = open_blocks(folder, common)
     try:
         yield blocks
     finally:

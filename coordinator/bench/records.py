@@ -1,7 +1,8 @@
 """Lines of blocks.jsonl, one per block: written as blocks end, read back to go on or to answer.
 
-Rule to keep: a line is whole or it is not there. A run that is killed while it writes leaves a
-part of a line; the next one cuts it off.
+Rules to keep: a line is whole or it is not there. A run that is killed while it writes leaves a
+part of a line; the next one cuts it off. And what is compared has run together: `run` counts the
+starts of the command, and of a round only the blocks of the last start count.
 """
 
 import json
@@ -19,6 +20,8 @@ REQUIRED: Mapping[str, type] = {
 }  # fmt: skip
 WORDS: Mapping[type, str] = {int: "a count", str: "a text", dict: "an object"}
 MAX_ROUND = 10**6
+SAME = ("machine", "disk", "file_system", "versions")  # where a comparison is continued
+SAME_KIB = 0.01  # of a size: what the kernel keeps for itself is not the same after each boot
 MAX_BYTES = 1 << 30
 FOREIGN_BYTES = 16 * 1024 * 1024  # less than this is not worth a word
 
@@ -40,28 +43,49 @@ class BlocksFile:
         self._file.close()
 
 
-def open_blocks(folder: Path, comparison: str) -> BlocksFile:
-    """The file in a folder, which is made; what it holds of `comparison` is `done`.
+def open_blocks(folder: Path, common: Record) -> BlocksFile:
+    """The file in a folder, which is made; what it holds is `done`. `common`: of the lines to come.
 
-    Raises `ConfigError` for a path that cannot be used, and for lines of another comparison.
+    Raises `ConfigError` for a path that cannot be used, and for lines of another comparison, or
+    from another machine, disk or version.
     """
     make_folder(folder)
     path = folder / BLOCKS
     try:
         done = read_blocks(path, cut=True) if path.exists() else []
-        stranger = next((each for each in done if each["comparison"] != comparison), None)
-        if stranger is not None:
-            raise ConfigError(
-                f"--out: expected a new folder, or one of the same comparison ({comparison}), "
-                f"found blocks of {stranger['comparison']!a:.40} in {str(path)!a:.200}; give "
-                "another folder"
-            )
+        for record in done:
+            _check_same(record, common, path)
         return BlocksFile(path.open("a", encoding="utf-8"), done)
     except OSError as error:
         raise ConfigError(
             f"--out: expected a folder that can be written, found {str(folder)!a:.200}: "
             f"{error.strerror}; give another path"
         ) from error
+
+
+def _check_same(record: Record, common: Record, path: Path) -> None:
+    """Raises `ConfigError`. What one of the two does not tell is not compared."""
+    if record["comparison"] != common["comparison"]:
+        raise ConfigError(
+            "--out: expected a new folder, or one of the same comparison "
+            f"({common['comparison']}), found blocks of {record['comparison']!a:.40} in "
+            f"{str(path)!a:.200}; give another folder"
+        )
+    for part in SAME:
+        before, now = record.get(part) or {}, common.get(part) or {}
+        for name in [name for name in now if name in before]:
+            if not _is_same(before[name], now[name], name):
+                raise ConfigError(
+                    f"--out: expected a new folder, or one of this machine, disk and version, "
+                    f"found blocks with {part} {name} {before[name]!a:.80} in {str(path)!a:.200}, "
+                    f"here it is {now[name]!a:.80}; give another folder"
+                )
+
+
+def _is_same(before: Any, now: Any, name: str) -> bool:
+    if name.endswith("_kib") and isinstance(before, int) and isinstance(now, int):
+        return abs(before - now) <= SAME_KIB * max(before, now)
+    return bool(before == now)
 
 
 def make_folder(folder: Path) -> None:
@@ -76,7 +100,7 @@ def make_folder(folder: Path) -> None:
 
 
 def read_blocks(path: Path, *, cut: bool = False) -> list[Record]:
-    """All whole lines; with `cut` a part of one at the end is removed from the file.
+    """All whole lines that count; with `cut` a part of one at the end is removed from the file.
 
     Raises `ConfigError` for a file that does not hold blocks, `OSError` for one that is not there.
     """
@@ -99,7 +123,21 @@ def read_blocks(path: Path, *, cut: bool = False) -> list[Record]:
         if wrong is not None:
             raise _refusal(path, f"{wrong} in line {number}")
         records.append(record)
-    return records
+    return together(records)
+
+
+def together(records: Sequence[Record]) -> list[Record]:
+    """Of each round what was measured at the last start of the command that came to it."""
+    last: dict[int, int] = {}
+    for record in records:
+        last[record["round"]] = max(last.get(record["round"], 0), run_of(record))
+    return [record for record in records if run_of(record) == last[record["round"]]]
+
+
+def run_of(record: Record) -> int:
+    """At which start of the command it was measured; lines of older versions do not say."""
+    found: int = record.get("run", 0)
+    return found
 
 
 def _wrong_field(record: Record) -> str | None:
@@ -109,6 +147,10 @@ def _wrong_field(record: Record) -> str | None:
             return f'a "{name}" that is not {WORDS[kind]}'
     if not 0 <= record["round"] <= MAX_ROUND:
         return f'a "round" that is not between 0 and {MAX_ROUND}'
+    if type(record.get("run", 0)) is not int or record.get("run", 0) < 0:
+        return 'a "run" that is not a count'
+    if any(not isinstance(record.get(part) or {}, dict) for part in SAME):
+        return f"no object as one of {', '.join(SAME)}"
     rate = record.get("tok_s")
     if rate is not None and type(rate) not in (int, float):
         return 'a "tok_s" that is no number'

@@ -3,19 +3,19 @@
 Rounds run there and back: A B in each room, then B A. What drifts meanwhile (heat, other work, a
 disk that slows down) falls on all arms alike. A round is begun only if one like those before would
 end in time, so a limit never leaves pairs without their halves; blocks are whole or not recorded.
+A round that an earlier run did not complete is run again from its start, for the same reason.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
 from coordinator.bench.block import Participant
-from coordinator.bench.records import Record
+from coordinator.bench.records import Record, has_failed
 from coordinator.bench.rooms import Room
 
 Step = tuple[int, Room, Participant]  # round, where, who
-Key = tuple[int, str, str]  # round, room, arm: a block that is done
 Run = Callable[[Step, float | None], Record | None]  # at most so many seconds; None: cut short
 
 
@@ -51,25 +51,34 @@ def order_of_round(
     return there if n_round % 2 == 0 else there[::-1]
 
 
+def complete_rounds(
+    records: Iterable[Record], rooms: Sequence[Room], who: Sequence[Participant]
+) -> set[int]:
+    """Rounds of which every block is there and none has to be measured again."""
+    there: dict[int, set[tuple[str, str]]] = {}
+    for record in records:
+        if not has_failed(record):
+            there.setdefault(record["round"], set()).add((record["room"], record["arm"]))
+    wanted = {(room.name, each.name) for room in rooms for each in who}
+    return {n_round for n_round, found in there.items() if wanted <= found}
+
+
 def run_rounds(
     rooms: Sequence[Room],
     who: Sequence[Participant],
     n_rounds: int | None,
-    done: Collection[Key],
+    done: Collection[int],
     limit: TimeLimit,
     run: Run,
 ) -> Iterator[Record]:
-    """Records of all blocks that are not `done`, as they end. Ends early when `run` is cut short.
+    """Records of all rounds that are not `done`, as they end. Ends early when `run` is cut short.
 
     `n_rounds` None: until the time is over.
     """
     n_round = 0
     while n_rounds is None or n_round < n_rounds:
-        steps: list[Step] = [
-            (n_round, room, each)
-            for room, each in order_of_round(rooms, who, n_round)
-            if (n_round, room.name, each.name) not in done
-        ]
+        order = order_of_round(rooms, who, n_round) if n_round not in done else []
+        steps: list[Step] = [(n_round, room, each) for room, each in order]
         if not limit.allows(steps):
             return
         for step in steps:
