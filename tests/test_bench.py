@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from coordinator.bench.bench import prompt_of_round, run_bench
-from coordinator.bench.models import measured_model
+from coordinator.bench.line import common_of, comparison_of
+from coordinator.bench.models import measured_model, models_of_arms
 from coordinator.bench.participants import Who, who_of
 from coordinator.bench.peer import with_threads
 from coordinator.bench.records import Record, read_blocks
@@ -18,8 +19,9 @@ from coordinator.bench.table import block_line, table
 from coordinator.bench.trace import TRACES
 from coordinator.bench.warnings import warnings_of
 from coordinator.command.bench_commands import ARM, PEER, POOLS, Arm, BenchCommand, PeerCommand
-from coordinator.command.config import shipped_model
+from coordinator.command.config import Config, shipped_model
 from coordinator.command.flag_values import ConfigError
+from coordinator.command.line import parse
 from coordinator.core.policy_choice import POLICIES
 from coordinator.routing.trace_file import read_trace
 
@@ -69,6 +71,37 @@ def test_a_peer_gets_our_threads_unless_it_has_its_own() -> None:
     for command in (("b", "-t", "1"), ("b", "--threads", "3")):
         assert with_threads(PeerCommand("p", command), 2).command == command
     assert with_threads(PeerCommand("p", ("b",)), 2).command == ("b", "-t", "2")
+
+
+def test_a_model_that_an_arm_names_is_treated_as_the_first(tmp_path: Path) -> None:
+    """Dropped, looked at, copied and told of; MODEL under another path is no other file."""
+    other, link = tmp_path / "other.gguf", tmp_path / "link.gguf"
+    other.write_bytes(MODEL.read_bytes())
+    link.symlink_to(MODEL)
+    arms = (
+        Arm("plain", ()), Arm("other", ("-m", str(other))), Arm("again", (f"--model={other}",)),
+        Arm("link", ("-m", str(link))),
+    )  # fmt: skip
+    bench = BenchCommand((MODEL,), arms=arms)
+    assert models_of_arms(bench) == (other,)
+    models = [measured_model(path) for path in (MODEL, other)]
+    for copies in ({}, {MODEL: Path("/c/a.gguf"), other: Path("/d/other.gguf")}):
+        found = who_of(bench, models, copies)
+        assert found.files_of(models) == (
+            copies.get(MODEL, MODEL).with_name(MODEL.name), copies.get(other, other)
+        )  # fmt: skip
+        run = [
+            each.command(found.rooms[0], [1], 1)[4:] for each in found.participants
+        ]  # behind python -P -m coordinator
+        configs = [parse(flags) for flags in run]
+        assert [config.model for config in configs if isinstance(config, Config)] == [
+            copies.get(MODEL, MODEL), copies.get(other, other), copies.get(other, other),
+            copies.get(MODEL, link),
+        ]  # fmt: skip
+        line = common_of(bench, found, models, None, comparison_of(bench, found, models))
+        assert len(line["settings"]["fingerprints"]) == 2
+    with pytest.raises(ConfigError, match="--arm 'named': expected a model that is on this"):
+        models_of_arms(BenchCommand((MODEL,), arms=(Arm("named", ("-m", "ollama:no-such:1b")),)))
 
 
 BENCH_PEER = PeerCommand("p", ("/opt/llama-bench",))

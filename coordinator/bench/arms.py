@@ -10,6 +10,7 @@ from coordinator.command.bench_commands import Arm
 from coordinator.command.config import Config
 from coordinator.command.flag_values import ConfigError
 from coordinator.command.line import parse
+from coordinator.models.names import find_cached, parse_name
 from coordinator.processes.program import Watched
 
 KEPT = ("experts", "prefetch", "memory", "faults", "settings", "stop_reason")
@@ -17,8 +18,27 @@ KEPT = ("experts", "prefetch", "memory", "faults", "settings", "stop_reason")
 
 def check_arm(arm: Arm) -> None:
     """Refuse flags that the program would refuse. Raises `ConfigError`."""
+    _config_of(arm, ())
+
+
+def model_of_arm(arm: Arm, model: Path) -> Path:
+    """The file that it runs: the one that its flags name, else `model`. Raises `ConfigError`."""
+    config = _config_of(arm, ("--model", str(model)))
+    name = parse_name(str(config.model))
+    if name is None:
+        return config.model
+    found = find_cached(name, config.model_cache)
+    if found is None:
+        raise ConfigError(
+            f"--arm {arm.name!r}: expected a model that is on this machine, found {name}; run "
+            "moe-coord with it once, or give the path of a file"
+        )
+    return found
+
+
+def _config_of(arm: Arm, before: Sequence[str]) -> Config:
     try:
-        command = parse([*arm.flags, "--tokens", "0"])
+        command = parse([*before, *arm.flags, "--tokens", "0"])
     except ConfigError as error:
         raise ConfigError(f"--arm {arm.name!r}: {error}") from error
     if not isinstance(command, Config):
@@ -26,6 +46,7 @@ def check_arm(arm: Arm) -> None:
             f"--arm {arm.name!r}: expected flags of the main job, found a sub-command; "
             "write the flags only"
         )
+    return command
 
 
 def arm_command(

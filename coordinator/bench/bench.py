@@ -18,7 +18,7 @@ from coordinator.bench.block import TIMEOUT_SECONDS, Place, run_block
 from coordinator.bench.disk import Disk, disk_of, read_ahead
 from coordinator.bench.line import common_of, comparison_of
 from coordinator.bench.merge import run_merge
-from coordinator.bench.models import Measured, measured_model, models_of, own_files
+from coordinator.bench.models import Measured, measured_model, models_of, models_of_arms, own_files
 from coordinator.bench.participants import Who, who_of
 from coordinator.bench.records import (
     BlocksFile,
@@ -57,7 +57,7 @@ def run_bench(bench: BenchCommand) -> int:
         return run_merge(bench)
     started = time.monotonic()
     bench = replace(bench, files=models_of(bench))
-    models = [measured_model(path) for path in bench.files]
+    models = [measured_model(path) for path in (*bench.files, *models_of_arms(bench))]
     limit = TimeLimit(started + 60 * bench.minutes if bench.minutes is not None else None)
     mode = "never" if bench.keep_cache else bench.copy  # what is kept may be held
     with stop_signals() as stop, own_files(models, bench.out, mode) as copies:

@@ -75,6 +75,6 @@ def common_of(
 def _without_folders(flags: Sequence[str]) -> list[str]:
     """A copy of a model lies elsewhere each time."""
     return [
-        flag.rpartition("/")[2] if before == "--model" else flag
+        flag.rpartition("/")[2] if before in ("-m", "--model") else flag
         for before, flag in zip(("", *flags), flags, strict=False)
     ]

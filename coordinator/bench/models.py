@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compute_worker.arch import ModelSpec, resolve
+from coordinator.bench.arms import model_of_arm
 from coordinator.bench.cache import cached_bytes, drop_files
 from coordinator.bench.records import FOREIGN_BYTES, make_folder
 from coordinator.command.bench_commands import BenchCommand
@@ -67,6 +68,18 @@ def models_of(bench: BenchCommand) -> tuple[Path, ...]:
         raise ConfigError("--synth: expected --out DIR with it, found none; the file goes there")
     mixes = SYNTH_MIXES if bench.question == "quant" else SYNTH_MIXES[:1]
     return tuple(_synthetic(bench.out, mix, bench.layers) for mix in mixes)
+
+
+def models_of_arms(bench: BenchCommand) -> tuple[Path, ...]:
+    """The files beside MODEL that arms name, each once. Raises `ConfigError`."""
+    known = {path.resolve() for path in bench.files}
+    found = []
+    for arm in bench.arms:
+        path = model_of_arm(arm, bench.model)
+        if path.resolve() not in known:
+            known.add(path.resolve())
+            found.append(path)
+    return tuple(found)
 
 
 def measured_model(path: Path) -> Measured:

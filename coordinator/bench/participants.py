@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from compute_worker.arch import dense_bytes
-from coordinator.bench.arms import arm_command, check_arm, read_arm
+from coordinator.bench.arms import arm_command, check_arm, model_of_arm, read_arm
 from coordinator.bench.block import Participant
 from coordinator.bench.models import Measured
 from coordinator.bench.peer import peer_of, with_threads
@@ -69,7 +69,7 @@ def who_of(bench: BenchCommand, models: Sequence[Measured], copies: Mapping[Path
         arms, reference = bench.arms or (DEFAULT_ARM,), _reference(bench)
         names = (*(arm.name for arm in arms), *(peer.name for peer in peers))
         sweep = named_arms(names, reference)
-    found = [_our_arm(arm, bench, files[0]) for arm in arms]
+    found = [_our_arm(arm, bench, files[0], copies) for arm in arms]
     found += [_peer(peer, bench, files[0]) for peer in peers]
     _check_names(bench, [each.name for each in found])
     if bench.against is not None:
@@ -98,8 +98,14 @@ def _check_names(bench: BenchCommand, names: Sequence[str]) -> None:
         )
 
 
-def _our_arm(arm: Arm, bench: BenchCommand, model: Path) -> Participant:
+def _our_arm(
+    arm: Arm, bench: BenchCommand, model: Path, copies: Mapping[Path, Path]
+) -> Participant:
     check_arm(arm)
+    named = model_of_arm(arm, model)
+    if named != model:  # the last of two counts
+        same = [copy for path, copy in copies.items() if path.resolve() == named.resolve()]
+        arm = replace(arm, flags=(*arm.flags, "--model", str(same[0] if same else named)))
     return Participant(
         arm.name,
         "moe-coord",
