@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from coordinator.bench.cache import cached_bytes, drop_cache
-from coordinator.bench.cgroup import GroupV2, open_group
+from coordinator.bench.cgroup import (
+    LEFTOVER_NANOSECONDS,
+    GroupV2,
+    group_name,
+    open_group,
+    remove_leftovers,
+)
 from coordinator.bench.disk import disk_of, read_ahead
 from coordinator.command.signals import StopSignals, stop_signals
 from coordinator.processes.group import (
@@ -172,6 +178,35 @@ def test_without_a_group_the_bytes_are_those_of_the_tree(data: Path) -> None:
         "os.preadv(fd, [mmap.mmap(-1, 8 << 20)], 0); time.sleep(0.3)"
     )
     assert run_watched(own, group, StopSignals(), 60).read_bytes[-1][1] >= 8 * MiB
+
+
+@pytest.mark.parametrize("places", [("",), ("memory", "blkio")])
+def test_groups_that_killed_runs_have_left(tmp_path: Path, places: tuple[str, ...]) -> None:
+    """Folders that are not empty stand for groups with processes: neither can be removed."""
+    now, alive, dead = time.monotonic_ns(), os.getpid(), 999_999_999
+    long_ago = now - LEFTOVER_NANOSECONDS - 10**9
+    (tmp_path / f"proc/{alive}").mkdir(parents=True)
+    kept = [
+        f"moe-coord-block-{alive}-{long_ago}", f"moe-coord-block-{dead}-{now}",
+        f"moe-coord-capped-{dead}-{long_ago}", "moe-coord-service", f"other-{dead}-{long_ago}",
+    ]  # fmt: skip
+    gone = [f"moe-coord-block-{dead}-{long_ago}", f"moe-coord-disk-limit-{dead}-{long_ago}"]
+    for place in places:
+        for name in (*kept, *gone):
+            (tmp_path / "sys/fs/cgroup" / place / name).mkdir(parents=True)
+        (tmp_path / "sys/fs/cgroup" / place / kept[2] / "busy").touch()
+    remove_leftovers(tmp_path)
+    for place in places:
+        found = [path.name for path in (tmp_path / "sys/fs/cgroup" / place).iterdir()]
+        assert sorted(found) == sorted(kept)
+
+
+def test_no_two_groups_have_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that was killed leaves its groups behind; the next one makes its own beside them."""
+    top = UnifiedTree(tmp_path, monkeypatch).top
+    for _ in range(2):
+        open_group(group_name("disk-limit"), Limits(memory_bytes=1), tmp_path)
+    assert len(list(top.glob(f"moe-coord-disk-limit-{os.getpid()}-*"))) == 2
 
 
 class UnifiedTree:

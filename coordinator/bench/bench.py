@@ -15,6 +15,7 @@ from pathlib import Path
 
 from coordinator.bench.answers import Answer, answer_of, widths
 from coordinator.bench.block import TIMEOUT_SECONDS, Place, run_block
+from coordinator.bench.cgroup import remove_leftovers
 from coordinator.bench.disk import Disk, disk_of, read_ahead
 from coordinator.bench.line import common_of, comparison_of
 from coordinator.bench.merge import run_merge
@@ -61,6 +62,7 @@ def run_bench(bench: BenchCommand) -> int:
     limit = TimeLimit(started + 60 * bench.minutes if bench.minutes is not None else None)
     mode = "never" if bench.keep_cache else bench.copy  # what is kept may be held
     with stop_signals() as stop, own_files(models, bench.out, mode) as copies:
+        remove_leftovers()
         for path, copy in copies.items():
             print(f"another process holds {path} in memory: measuring on {copy}", file=sys.stderr)
         who = who_of(bench, models, copies)

@@ -3,7 +3,6 @@
 What it returns is the JSON line of the block, complete enough to judge it without the others.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.bench.cache import cached_bytes, drop_cache, drop_files
-from coordinator.bench.cgroup import open_group
+from coordinator.bench.cgroup import group_name, open_group
 from coordinator.bench.limits import disk_bytes_per_second
 from coordinator.bench.machine import state_of_machine
 from coordinator.bench.rooms import Room
@@ -77,7 +76,7 @@ def run_block(
         "before": state_of_machine(),
         "disk_bytes_per_second": _disk_limit(who, place, stop),
     }
-    group = open_group(f"moe-coord-block-{time.monotonic_ns()}", place.limits)
+    group = open_group(group_name("block"), place.limits)
     try:
         timeout = min(TIMEOUT_SECONDS, seconds_left or TIMEOUT_SECONDS)
         seen = run_watched(command, group, stop, timeout, bench.niceness)

@@ -4,12 +4,11 @@ For what no measurement is built in: another program, a service, a test. Says at
 memory the command took, how often it met the limit, and what it read.
 """
 
-import os
 import signal
 import sys
 
 from coordinator.bench.cache import drop_cache
-from coordinator.bench.cgroup import open_group
+from coordinator.bench.cgroup import group_name, open_group, remove_leftovers
 from coordinator.bench.disk import disk_of, read_ahead
 from coordinator.command.bench_commands import CappedCommand
 from coordinator.command.signals import stop_signals
@@ -33,7 +32,8 @@ def run_capped(command: CappedCommand) -> int:
         command.memory_bytes, command.disk_bytes_per_second, disk.number if disk else None
     )
     with stop_signals(noted=(signal.SIGTERM, signal.SIGHUP)) as stop:
-        group = open_group(f"moe-coord-capped-{os.getpid()}", limits)
+        remove_leftovers()
+        group = open_group(group_name("capped"), limits)
         try:
             with read_ahead(disk, command.read_ahead_kib):
                 if not command.keep_cache:

@@ -5,11 +5,13 @@ The memory cap covers page cache too, as the memory of a small machine does, and
 what a program would have kept in memory must not be counted as a disk that is fast.
 
 Rule to keep: whoever opens a group closes it, also after a signal; a group outlives its processes.
+Who is killed cannot: its groups have names that no other run takes, and a later run removes them.
 """
 
 import contextlib
 import errno
 import os
+import re
 import signal
 import time
 from collections.abc import Iterable
@@ -33,6 +35,9 @@ CGROUP_FOLDER = "sys/fs/cgroup"
 NO_LIMIT_BYTES_PER_SECOND = 10**15
 REMOVE_SECONDS = 5.0
 REMOVE_POLL_SECONDS = 0.02
+_NAME = re.compile(r"moe-coord-[a-z-]+-(\d+)-(\d+)")  # process and moment that made it
+# A process that is not seen may live in a namespace of its own and be about to join: give it time.
+LEFTOVER_NANOSECONDS = 60 * 10**9
 
 
 class GroupV1:
@@ -149,6 +154,23 @@ class GroupV2:
         """See `Group`."""
         _kill_all(self)
         _remove(self._folder)
+
+
+def group_name(purpose: str) -> str:
+    """A name that no other group has or had since the machine started; `purpose` in a-z and -."""
+    return f"moe-coord-{purpose}-{os.getpid()}-{time.monotonic_ns()}"
+
+
+def remove_leftovers(root: Path = Path("/")) -> None:
+    """Remove groups that runs which were killed have left, where no process is in them any more."""
+    top = root / CGROUP_FOLDER
+    latest = time.monotonic_ns() - LEFTOVER_NANOSECONDS
+    for folder in (*top.glob("moe-coord-*"), *top.glob("*/moe-coord-*")):
+        match = _NAME.fullmatch(folder.name)
+        if match is None or int(match[2]) > latest or (root / "proc" / match[1]).exists():
+            continue
+        with contextlib.suppress(OSError):  # somebody is in it, or it belongs to another user
+            folder.rmdir()
 
 
 def open_group(name: str, limits: Limits, root: Path = Path("/")) -> Group:

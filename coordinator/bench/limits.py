@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from coordinator.bench.cgroup import open_group
+from coordinator.bench.cgroup import group_name, open_group
 from coordinator.bench.records import Record, value_of
 from coordinator.command.signals import StopSignals
 from coordinator.processes.group import Limits
@@ -30,7 +30,7 @@ def disk_bytes_per_second(
     path: str, slab_bytes: int, limits: Limits, stop: StopSignals
 ) -> float | None:
     """Of O_DIRECT reads of one slab each at random places; None where there are none."""
-    group = open_group("moe-coord-disk-limit", limits)
+    group = open_group(group_name("disk-limit"), limits)
     try:
         program = [
             sys.executable, "-P", "-m", "io_worker.disk_speed", path,
