@@ -1,15 +1,18 @@
 """Which files are measured: named, written, or copied because somebody holds their pages."""
 
 import mmap
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from coordinator.bench.cache import cached_bytes
-from coordinator.bench.models import measured_model, models_of, own_files
+from coordinator.bench.models import COPY_BYTES, copy_file, measured_model, models_of, own_files
 from coordinator.command.bench_commands import BenchCommand
 from coordinator.command.config import shipped_model
 from coordinator.command.flag_values import ConfigError
+from coordinator.command.signals import StopSignals
 from coordinator.models.synth import MIXES, SHAPES, Model, write_model
 from io_worker.model_file import open_model
 
@@ -44,25 +47,41 @@ def test_a_synthetic_model_is_written_once(tmp_path: Path) -> None:
 
 def test_a_copy_is_the_same_model_and_goes_away(tmp_path: Path) -> None:
     model = measured_model(MODEL)
-    with own_files([model], tmp_path, "always") as copies:
+    with own_files([model], tmp_path, "always", StopSignals()) as copies:
         copy = copies[MODEL]
         assert copy.name == MODEL.name and copy.stat().st_ino != MODEL.stat().st_ino
         assert copy.read_bytes() == MODEL.read_bytes()
         assert open_model(copy).fingerprint == model.fingerprint
     assert list(tmp_path.iterdir()) == []
-    with own_files([model], tmp_path, "never") as copies:
+    with own_files([model], tmp_path, "never", StopSignals()) as copies:
         assert copies == {}
+
+
+def test_a_signal_ends_the_copying(tmp_path: Path) -> None:
+    """Behind the first piece; no other file is begun."""
+    large, target, place = tmp_path / "large.gguf", tmp_path / "copy.gguf", tmp_path / "place"
+    place.mkdir()
+    large.touch()
+    os.truncate(large, COPY_BYTES + 4096)
+    stop = StopSignals(signal.SIGTERM)
+    copy_file(large, target, stop)
+    with own_files([measured_model(MODEL)], place, "always", stop) as copies:
+        assert copies == {}
+    assert list(place.iterdir()) == []
+    if target.stat().st_size == large.stat().st_size:
+        pytest.skip("needs a file system that does not clone")
+    assert target.stat().st_size == COPY_BYTES
 
 
 def test_a_file_is_copied_only_while_its_pages_are_held(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(MODEL.read_bytes() + bytes(20 << 20))
     model = measured_model(path)
-    with own_files([model], tmp_path, "auto") as copies:
+    with own_files([model], tmp_path, "auto", StopSignals()) as copies:
         assert copies == {}
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as held:
         held[:]  # mapped and touched: cannot be dropped
         if cached_bytes([path]) < 20 << 20:
             pytest.skip("needs a file system with a page cache")
-        with own_files([model], tmp_path, "auto") as copies:
+        with own_files([model], tmp_path, "auto", StopSignals()) as copies:
             assert copies[path].exists()

@@ -80,6 +80,22 @@ def test_a_signal_ends_the_program_and_is_noted() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_what_was_ignored_stays_ignored() -> None:
+    """As after nohup: also while something is measured, and for the programs that are."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    program = python(
+        "import signal; raise SystemExit(signal.getsignal(signal.SIGHUP) != signal.SIG_IGN)"
+    )
+    try:
+        with stop_signals() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.received is None
+            assert run_watched(program, ProcessTree(), stop, 30).exit_code == 0
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_an_attached_program() -> None:
     with stop_signals(noted=(signal.SIGTERM,)) as stop:
         assert run_attached(python("raise SystemExit(7)"), ProcessTree(), stop) == 7

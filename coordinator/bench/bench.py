@@ -61,7 +61,9 @@ def run_bench(bench: BenchCommand) -> int:
     models = [measured_model(path) for path in (*bench.files, *models_of_arms(bench))]
     limit = TimeLimit(started + 60 * bench.minutes if bench.minutes is not None else None)
     mode = "never" if bench.keep_cache else bench.copy  # what is kept may be held
-    with stop_signals() as stop, own_files(models, bench.out, mode) as copies:
+    with stop_signals() as stop, own_files(models, bench.out, mode, stop) as copies:
+        if stop.exit_code is not None:
+            return stop.exit_code
         remove_leftovers()
         for path, copy in copies.items():
             print(f"another process holds {path} in memory: measuring on {copy}", file=sys.stderr)

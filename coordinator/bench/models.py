@@ -21,6 +21,7 @@ from coordinator.bench.records import FOREIGN_BYTES, make_folder
 from coordinator.command.bench_commands import BenchCommand
 from coordinator.command.commands import SynthCommand
 from coordinator.command.flag_values import ConfigError
+from coordinator.command.signals import StopSignals
 from coordinator.command.sizes import format_size
 from coordinator.models.synth import run_synth
 from coordinator.processes.limits import ResourceError
@@ -93,23 +94,25 @@ def measured_model(path: Path) -> Measured:
 
 @contextlib.contextmanager
 def own_files(
-    models: Sequence[Measured], folder: Path | None, mode: str
+    models: Sequence[Measured], folder: Path | None, mode: str, stop: StopSignals
 ) -> Iterator[dict[Path, Path]]:
     """Copies to measure in the place of models, by the path of each; removed at the end.
 
     With `auto` only where pages stay in the cache after they were dropped. `folder` None: beside
-    the file. Raises `ResourceError` without room for a copy.
+    the file. After a signal no copy is whole. Raises `ResourceError` without room for one.
     """
     with contextlib.ExitStack() as stack:
         copies: dict[Path, Path] = {}
         for model in models:
+            if stop.received is not None:
+                break
             if mode == "always" or (mode == "auto" and any(map(_is_held, model.paths))):
                 place = tempfile.TemporaryDirectory(
                     prefix=".bench-copy-", dir=folder or model.path.parent
                 )
                 target = Path(stack.enter_context(place))
                 for path in model.paths:
-                    _copy(path, target / path.name)
+                    copy_file(path, target / path.name, stop)
                 copies[model.path] = target / model.path.name
         yield copies
 
@@ -120,7 +123,8 @@ def _is_held(path: Path) -> bool:
     return cached_bytes([path]) > FOREIGN_BYTES
 
 
-def _copy(source: Path, target: Path) -> None:
+def copy_file(source: Path, target: Path, stop: StopSignals) -> None:
+    """A clone where that is possible; after a signal a part. Raises `ResourceError`: no room."""
     with source.open("rb") as reading, target.open("xb") as writing:
         try:
             fcntl.ioctl(writing.fileno(), FICLONE, reading.fileno())
@@ -135,7 +139,9 @@ def _copy(source: Path, target: Path) -> None:
                 "end that process, make room, or give --copy never"
             )
         while os.sendfile(writing.fileno(), reading.fileno(), None, COPY_BYTES):
-            pass
+            os.fdatasync(writing.fileno())  # here, so that the end need not wait for all of it
+            if stop.received is not None:
+                return
         os.fsync(writing.fileno())
 
 

@@ -2,7 +2,8 @@
 
 A handler runs between bytecodes of the main thread and only takes a note; the loop looks at it.
 The second signal ends a run (`Signals`), and changes nothing for work that has files or the machine
-to put right first (`stop_signals`).
+to put right first (`stop_signals`). What was ignored before stays ignored: nohup, and `&` in
+scripts, mean it.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ class Signals:
 
     def __enter__(self) -> "Signals":
         for number in EXIT_CODES:
-            if signal.getsignal(number) != signal.SIG_IGN:  # nohup and `&` in scripts mean it
+            if signal.getsignal(number) != signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._note)
         return self
 
@@ -62,14 +63,18 @@ class StopSignals:
 @contextlib.contextmanager
 def stop_signals(noted: Collection[int] = tuple(EXIT_CODES)) -> Iterator[StopSignals]:
     """Note signals while the `with` lasts; SIGINT, SIGTERM and SIGHUP that are not in `noted` are
-    without effect on this process (and none is ignored by those it starts)."""
+    without effect on this process, and those that it starts do not ignore them for that."""
     stop = StopSignals()
 
     def note(number: int, frame: FrameType | None) -> None:
         if number in noted:
             stop.received = stop.received or signal.Signals(number)
 
-    before = {number: signal.signal(number, note) for number in EXIT_CODES}
+    before = {
+        number: signal.signal(number, note)
+        for number in EXIT_CODES
+        if signal.getsignal(number) != signal.SIG_IGN
+    }
     try:
         yield stop
     finally:
