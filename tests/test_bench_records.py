@@ -136,3 +136,11 @@ def test_who_reads_past_the_page_cache_has_no_help_from_it() -> None:
     buffered = {"settings": {"reader": "buffered", "dense": "anonymous"}}
     assert is_foreign(block("a", 0, 10, **held, report=buffered))
     assert is_foreign(block("peer", 0, 10, **held, report={}))
+
+
+def test_help_is_seen_without_a_control_group() -> None:
+    """There all that is cached afterwards may be the block's own; what was before is not."""
+    usual = {"report": {}, "memory": {"file_cache_bytes": None}, "cached_after": 1 << 30}
+    assert is_foreign(block("a", 0, 10, cached_before=1 << 30, **usual))
+    assert not is_foreign(block("a", 0, 10, cached_before=0, **usual))
+    assert not is_foreign(block("a", 0, 10, cached_before=1 << 30, cache="kept", **usual))

@@ -83,6 +83,16 @@ def test_every_chart_is_there_and_every_axis_has_its_unit() -> None:
                 assert re.search(r"\(.+\)|per second", shown["title"]), (chart.name, channel)
 
 
+def test_blocks_that_had_help_are_in_no_chart() -> None:
+    records = measured()
+    before = [chart.spec for chart in charts_of(answers(records), records)]
+    settings = {**value_of(records[0], ("report", "settings")), "reader": "buffered"}
+    report = {**records[0]["report"], "settings": settings}
+    helped = {**records[0], "tok_s": 1e6, "cached_before": 1 << 30, "report": report, "arm": "new"}
+    found = charts_of(answers(records), [*records, helped])
+    assert [chart.spec for chart in found] == before
+
+
 def test_the_switch_for_prefetch_is_there_where_both_were_measured() -> None:
     (memory,) = [chart for chart in charts() if chart.name == "memory"]
     assert memory.spec["params"][0]["bind"]["options"] == ["all", "off", "router"]

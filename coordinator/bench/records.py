@@ -193,14 +193,16 @@ def is_foreign(record: Record) -> bool:
     """Whether pages of the model lay in the cache that the block was not charged for.
 
     Who reads past the page cache has nothing of them. Its dense weights are read before the tokens
-    that count.
+    that count. Without a control group nobody is charged, and only what lay there before tells.
     """
     own = value_of(record, ("memory", "file_cache_bytes"))
     settings = value_of(record, ("report", "settings")) or {}
     is_past_cache = settings.get("reader") == "direct" and settings.get("dense") != "mapped"
-    if own is None or is_past_cache or record.get("cache") == "kept":
+    if is_past_cache or record.get("cache") == "kept":
         return False
-    not_own = max(record["cached_before"], record["cached_after"] - own)
+    not_own = record.get("cached_before") or 0
+    if own is not None:
+        not_own = max(not_own, (record.get("cached_after") or 0) - own)
     return bool(not_own > FOREIGN_BYTES)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from coordinator.bench.records import Record, by_round, in_room, value_of
+from coordinator.bench.records import Record, by_round, in_room, is_foreign, value_of
 from coordinator.bench.report.ratios import ratios_chart
 from coordinator.bench.report.specs import (
     ROW_PIXELS,
@@ -31,7 +31,7 @@ REST = "everything else"
 
 def charts_of(answers: Mapping[str, Any], records: Sequence[Record]) -> list[Chart]:
     """All charts that the blocks allow."""
-    good = [record for record in records if "error" not in record]
+    good = [record for record in records if "error" not in record and not is_foreign(record)]
     short = dict(answers["short_rooms"])
     if len(short) == 1:
         short = dict.fromkeys(short, "")  # nothing to tell apart
