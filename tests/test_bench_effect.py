@@ -39,7 +39,7 @@ def compared(who: list[Participant], n_rounds: int, seed: int = 1) -> Answer:
     common = {"comparison": "test", "settings": {}, "machine": {}}
     place = Place(bench, ROOM, (bench.model,), Limits(), 1 << 20, common)
 
-    def run(step: Step, left: float | None) -> Record | None:
+    def run(step: Step, deadline: float | None) -> Record | None:
         n_round, _, each = step
         prompt = prompt_of_round(bench, n_round, 300)
         return run_block(each, prompt, n_round, place, StopSignals())

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.bench.block import Participant, Place, run_block
 from coordinator.bench.cache import cached_bytes, drop_cache
 from coordinator.bench.cgroup import (
     LEFTOVER_NANOSECONDS,
@@ -18,6 +19,9 @@ from coordinator.bench.cgroup import (
     remove_leftovers,
 )
 from coordinator.bench.disk import disk_of, read_ahead
+from coordinator.bench.rooms import Room
+from coordinator.bench.timings import Timings
+from coordinator.command.bench_commands import BenchCommand
 from coordinator.command.signals import StopSignals, stop_signals
 from coordinator.processes.group import (
     Group,
@@ -185,6 +189,24 @@ def test_what_is_left_in_a_group_is_killed() -> None:
     (left,) = group.process_ids()
     group.close()
     assert not Path(f"/proc/{left}").exists() or "Z" in Path(f"/proc/{left}/stat").read_text()
+
+
+def test_what_is_done_before_a_block_is_in_its_time(tmp_path: Path) -> None:
+    """Here it alone takes more than is left, and the program is not started."""
+    place = Place(
+        BenchCommand((tmp_path,), keep_cache=True), Room("r"), (), Limits(), 1, {"comparison": "c"}
+    )
+    mark = tmp_path / "started"
+
+    def command(room: Room, prompt: object, seed: int) -> list[str]:
+        time.sleep(0.05)
+        return ["touch", str(mark)]
+
+    who = Participant("a", "test", command, lambda seen: Timings(None, ()))
+    assert run_block(who, [1], 0, place, StopSignals(), time.monotonic() + 0.02) is None
+    assert not mark.exists()
+    record = run_block(who, [1], 0, place, StopSignals(), time.monotonic() + 60)
+    assert record is not None and mark.exists()
 
 
 def test_without_a_group_the_bytes_are_those_of_the_tree(data: Path) -> None:

@@ -28,7 +28,7 @@ def test_rounds_run_there_and_back() -> None:
     assert orders == ["sA sB lA lB", "lB lA sB sA", "sA sB lA lB"]
 
 
-def record_of(step: Step, left: float | None) -> Record:
+def record_of(step: Step, deadline: float | None) -> Record:
     n_round, room, each = step
     return {"round": n_round, "room": room.name, "arm": each.name, "memory": {}}
 
@@ -51,8 +51,8 @@ def test_a_round_that_is_not_complete_is_run_again() -> None:
 
 
 def test_a_block_cut_short_ends_it() -> None:
-    def run(step: Step, left: float | None) -> Record | None:
-        return None if step[2].name == "B" else record_of(step, left)
+    def run(step: Step, deadline: float | None) -> Record | None:
+        return None if step[2].name == "B" else record_of(step, deadline)
 
     assert len(list(run_rounds(ROOMS, WHO, 2, (), TimeLimit(), run))) == 1
 
@@ -62,10 +62,10 @@ def test_a_block_cut_short_ends_it() -> None:
 def test_no_round_is_begun_that_would_not_end_in_time(seconds: float, n_rounds: int) -> None:
     """Rounds of 0.2 s; without a number of rounds the time decides."""
 
-    def run(step: Step, left: float | None) -> Record | None:
-        assert left is not None and left > 0
+    def run(step: Step, deadline: float | None) -> Record | None:
+        assert deadline == limit.deadline
         time.sleep(0.05)
-        return record_of(step, left)
+        return record_of(step, deadline)
 
     started = time.monotonic()
     limit = TimeLimit(started + seconds)

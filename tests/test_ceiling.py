@@ -10,11 +10,17 @@ import pytest
 
 from compute_worker.arch import resolve
 from compute_worker.bus_speed import sum_with_numpy
-from coordinator.bench.ceiling import limit_at, lines, run_ceiling, token_bytes
+from coordinator.bench.ceiling import (
+    disk_timeout_seconds,
+    limit_at,
+    lines,
+    run_ceiling,
+    token_bytes,
+)
 from coordinator.command.bench_commands import CeilingCommand
 from coordinator.command.config import shipped_model
-from io_worker.disk_speed import rates, read_for, summary, throttles
-from io_worker.disk_ways import ORDERS, WAYS, Reads, read_file
+from io_worker.disk_speed import DEPTHS, WAY_SHARE, rates, read_for, summary, throttles
+from io_worker.disk_ways import ORDERS, WAYS, Reads, read_file, ways_of
 from io_worker.model_file import open_model
 from io_worker.reader import close_files, open_files
 
@@ -48,6 +54,14 @@ def test_half_a_measurement_promises_nothing() -> None:
     refused = RECORD | {"compute": {"bus": BUS, "refusal": "too small"}}
     assert limit_at(refused, 0.5) is None
     assert any("not measured: too small" in line for line in lines(refused))
+
+
+@pytest.mark.parametrize("seconds", [1, 10, 3600])
+def test_the_disk_may_take_what_was_asked_for(seconds: int) -> None:
+    (file,) = files = open_files([str(shipped_model())])
+    n_ways = len(ways_of(file))
+    close_files(files)
+    assert disk_timeout_seconds(seconds) > 600 + seconds * (len(DEPTHS) + WAY_SHARE * n_ways)
 
 
 def test_what_is_printed() -> None:

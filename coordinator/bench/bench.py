@@ -129,10 +129,10 @@ def _records(
         n_rounds = bench.n_pairs or (None if bench.minutes is not None else N_ROUNDS)
         n_all = len(who.rooms) * len(who.participants) * n_rounds if n_rounds else None
 
-        def run(step: Step, left: float | None) -> Record | None:
+        def run(step: Step, deadline: float | None) -> Record | None:
             n_round, room, each = step
             prompt = prompt_of_round(bench, n_round, size)
-            return run_block(each, prompt, n_round, places[room.name], stop, left)
+            return run_block(each, prompt, n_round, places[room.name], stop, deadline)
 
         for record in run_rounds(who.rooms, who.participants, n_rounds, done, limit, run):
             record["run"] = n_run

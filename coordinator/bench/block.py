@@ -3,6 +3,8 @@
 What it returns is the JSON line of the block, complete enough to judge it without the others.
 """
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -53,33 +55,22 @@ def run_block(
     n_round: int,
     place: Place,
     stop: StopSignals,
-    seconds_left: float | None = None,
+    deadline: float | None = None,
 ) -> dict[str, Any] | None:
     """Run it and measure. A program that fails is a record with `error`; raises `ResourceError`.
 
-    None: a signal came, or `seconds_left` were over, before it ended.
+    None: a signal came, or the `deadline` on the monotonic clock, before it ended.
     """
     bench = place.bench
-    cache = _cache_before(place)
-    command = who.command(place.room, prompt, bench.seed + n_round)
-    record: dict[str, Any] = {
-        "round": n_round,
-        "room": place.room.name,
-        "room_short": place.room.short,
-        "arm": who.name,
-        "kind": who.kind,
-        "started_utc": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": command,
-        "prompt": list(prompt),
-        "cache": cache,
-        "cached_before": cached_bytes(place.model_paths),
-        "before": state_of_machine(),
-        "disk_bytes_per_second": _disk_limit(who, place, stop),
-    }
+    record = _prepared(who, prompt, n_round, place)
+    record["disk_bytes_per_second"] = _disk_limit(who, place, stop, deadline)
+    # now: what is above may have written gigabytes back, and measured the disk
+    timeout = min(TIMEOUT_SECONDS, _seconds_to(deadline))
+    if stop.received is not None or timeout <= 0:
+        return None
     group = open_group(group_name("block"), place.limits)
     try:
-        timeout = min(TIMEOUT_SECONDS, seconds_left or TIMEOUT_SECONDS)
-        seen = run_watched(command, group, stop, timeout, bench.niceness)
+        seen = run_watched(record["command"], group, stop, timeout, bench.niceness)
         memory = group.memory()
         n_cached = cached_bytes(place.model_paths)
     finally:
@@ -108,11 +99,42 @@ def run_block(
     return record
 
 
-def _disk_limit(who: Participant, place: Place, stop: StopSignals) -> float | None:
+def _prepared(
+    who: Participant, prompt: Sequence[int], n_round: int, place: Place
+) -> dict[str, Any]:
+    """The cache as it was asked for, and what is known before the block runs."""
+    bench = place.bench
+    cache = _cache_before(place)
+    command = who.command(place.room, prompt, bench.seed + n_round)
+    return {
+        "round": n_round,
+        "room": place.room.name,
+        "room_short": place.room.short,
+        "arm": who.name,
+        "kind": who.kind,
+        "started_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command,
+        "prompt": list(prompt),
+        "cache": cache,
+        "cached_before": cached_bytes(place.model_paths),
+        "before": state_of_machine(),
+    }
+
+
+def _seconds_to(deadline: float | None) -> float:
+    return deadline - time.monotonic() if deadline is not None else math.inf
+
+
+def _disk_limit(
+    who: Participant, place: Place, stop: StopSignals, deadline: float | None
+) -> float | None:
     """Measured where it was asked for: a peer does not tell its compute times, which go with it."""
-    if not place.bench.limits or who.kind != "moe-coord":
+    seconds_left = _seconds_to(deadline)
+    if not place.bench.limits or who.kind != "moe-coord" or seconds_left <= 0:
         return None
-    return disk_bytes_per_second(str(place.model_paths[0]), place.slab_bytes, place.limits, stop)
+    return disk_bytes_per_second(
+        str(place.model_paths[0]), place.slab_bytes, place.limits, stop, seconds_left
+    )
 
 
 def _cache_before(place: Place) -> str:

@@ -30,7 +30,10 @@ from io_worker.model_file import open_model
 
 N_WARM_UP, N_TOKENS = 16, 48
 PROMPT = (5, 77, 300, 11)
-TIMEOUT_SECONDS = 3600.0
+TIMEOUT_SECONDS = 3600.0  # beside what was asked for
+DISK_PARTS = (
+    32  # of --seconds: each number of reads in flight, and a share for each way; rounded up
+)
 EXIT_INTERNAL = 5
 LARGEST_BUFFER_BYTES = 1 << 30
 SHARE_OF_MEMORY = 4  # the buffer takes at most this part of what is available
@@ -153,7 +156,13 @@ def _way_line(row: Record) -> str:
 
 def _disk(command: CeilingCommand, n_bytes: int, stop: StopSignals) -> Record:
     arguments = [str(command.model), "--read-bytes", str(n_bytes), "--ways"]
-    return _json_of("io_worker.disk_speed", [*arguments, "--seconds", str(command.seconds)], stop)
+    arguments += ["--seconds", str(command.seconds)]
+    return _json_of("io_worker.disk_speed", arguments, stop, disk_timeout_seconds(command.seconds))
+
+
+def disk_timeout_seconds(seconds: int) -> float:
+    """What the disk's part may take with so many `--seconds`."""
+    return TIMEOUT_SECONDS + DISK_PARTS * seconds
 
 
 def _compute(
@@ -192,16 +201,23 @@ def _resident_run(
     return measured(read_arm(seen, len(prompt)).spans, N_WARM_UP, N_TOKENS)
 
 
-def _json_of(module: str, arguments: Sequence[str], stop: StopSignals) -> Record:
-    seen = _run([sys.executable, "-P", "-m", module, *arguments], stop)
+def _json_of(
+    module: str,
+    arguments: Sequence[str],
+    stop: StopSignals,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> Record:
+    seen = _run([sys.executable, "-P", "-m", module, *arguments], stop, timeout_seconds)
     if seen.exit_code != 0 and stop.received is None:
         raise EngineError(EXIT_INTERNAL, f"ceiling: {module}: {_last_line(seen)}")
     record: Record = json.loads(seen.output) if stop.received is None else {}
     return record
 
 
-def _run(program: Sequence[str], stop: StopSignals) -> Watched:
-    return run_watched(program, ProcessTree(), stop, TIMEOUT_SECONDS)
+def _run(
+    program: Sequence[str], stop: StopSignals, timeout_seconds: float = TIMEOUT_SECONDS
+) -> Watched:
+    return run_watched(program, ProcessTree(), stop, timeout_seconds)
 
 
 def _last_line(seen: Watched) -> str:

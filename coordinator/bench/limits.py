@@ -27,9 +27,10 @@ TIMEOUT_SECONDS = 60.0
 
 
 def disk_bytes_per_second(
-    path: str, slab_bytes: int, limits: Limits, stop: StopSignals
+    path: str, slab_bytes: int, limits: Limits, stop: StopSignals, seconds_left: float
 ) -> float | None:
-    """Of O_DIRECT reads of one slab each at random places; None where there are none."""
+    """Of O_DIRECT reads of one slab each at random places; None where there are none, or too little
+    time is left for them."""
     group = open_group(group_name("disk-limit"), limits)
     try:
         program = [
@@ -37,7 +38,7 @@ def disk_bytes_per_second(
             "--read-bytes", str(slab_bytes),
             "--depths", str(READS_IN_FLIGHT), "--seconds", str(SECONDS),
         ]  # fmt: skip
-        seen = run_watched(program, group, stop, TIMEOUT_SECONDS)
+        seen = run_watched(program, group, stop, min(TIMEOUT_SECONDS, seconds_left))
     finally:
         group.close()
     if seen.exit_code != 0:

@@ -16,7 +16,7 @@ from coordinator.bench.records import Record, has_failed
 from coordinator.bench.rooms import Room
 
 Step = tuple[int, Room, Participant]  # round, where, who
-Run = Callable[[Step, float | None], Record | None]  # at most so many seconds; None: cut short
+Run = Callable[[Step, float | None], Record | None]  # until the deadline; None: cut short
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ def run_rounds(
             left = limit.left()
             if left is not None and left <= 0:
                 return
-            record = run(step, left)
+            record = run(step, limit.deadline)
             if record is None:
                 return
             limit.add(room.name, each.name, time.monotonic() - started)
