@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from coordinator.bench.bench import prompt_of_round, run_bench
+from coordinator.bench.disk import disk_of
 from coordinator.bench.line import common_of, comparison_of
 from coordinator.bench.models import measured_model, models_of_arms
 from coordinator.bench.participants import Who, who_of
@@ -23,6 +25,7 @@ from coordinator.command.config import Config, shipped_model
 from coordinator.command.flag_values import ConfigError
 from coordinator.command.line import parse
 from coordinator.core.policy_choice import POLICIES
+from coordinator.processes.limits import ResourceError
 from coordinator.routing.trace_file import read_trace
 
 MODEL = shipped_model()
@@ -85,7 +88,11 @@ def test_a_model_that_an_arm_names_is_treated_as_the_first(tmp_path: Path) -> No
     bench = BenchCommand((MODEL,), arms=arms)
     assert models_of_arms(bench) == (other,)
     models = [measured_model(path) for path in (MODEL, other)]
-    for copies in ({}, {MODEL: Path("/c/a.gguf"), other: Path("/d/other.gguf")}):
+    (tmp_path / "copy").mkdir()
+    copied = {path: tmp_path / "copy" / path.name for path in (MODEL, other)}
+    for path in copied.values():
+        path.touch()
+    for copies in ({}, copied):
         found = who_of(bench, models, copies)
         assert found.files_of(models) == (
             copies.get(MODEL, MODEL).with_name(MODEL.name), copies.get(other, other)
@@ -102,6 +109,27 @@ def test_a_model_that_an_arm_names_is_treated_as_the_first(tmp_path: Path) -> No
         assert len(line["settings"]["fingerprints"]) == 2
     with pytest.raises(ConfigError, match="--arm 'named': expected a model that is on this"):
         models_of_arms(BenchCommand((MODEL,), arms=(Arm("named", ("-m", "ollama:no-such:1b")),)))
+
+
+def test_the_disk_of_a_copy_is_the_one_that_counts(tmp_path: Path) -> None:
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or disk_of(memory) is not None or disk_of(MODEL) is None:
+        pytest.skip("needs a model on a disk, and a file system without one")
+    model = measured_model(MODEL)
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        copy = Path(folder) / MODEL.name
+        copy.touch()
+        bench = BenchCommand((MODEL,))
+        found = who_of(bench, [model], {MODEL: copy})
+        assert common_of(bench, found, [model], None, "c")["file_system"]["type"] == "tmpfs"
+        other = Path(folder) / "other.gguf"
+        other.write_bytes(MODEL.read_bytes())
+        bench = BenchCommand(
+            (MODEL,), arms=(Arm("other", ("-m", str(other))),), disk_bytes_per_second=10**8,
+            copy="never", out=tmp_path,
+        )  # fmt: skip
+        with pytest.raises(ResourceError, match="all models on one disk"):
+            run_bench(bench)
 
 
 BENCH_PEER = PeerCommand("p", ("/opt/llama-bench",))

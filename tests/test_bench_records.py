@@ -86,6 +86,7 @@ def test_another_comparison_is_not_mixed_in(tmp_path: Path) -> None:
         ("machine", {"memory_kib": 4 << 20}, True),
         ("machine", {"memory_kib": (8 << 20) + 4000}, False),  # another boot
         ("machine", {"later": 1}, False),  # an older version did not write it
+        ("machine", {"cpu": None}, False),  # this one does not know
         ("disk", {"name": "sda"}, True),
         ("file_system", {"type": "xfs"}, True),
         ("versions", {"moe-coord": "1"}, True),

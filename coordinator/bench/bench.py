@@ -68,7 +68,7 @@ def run_bench(bench: BenchCommand) -> int:
         for path, copy in copies.items():
             print(f"another process holds {path} in memory: measuring on {copy}", file=sys.stderr)
         who = who_of(bench, models, copies)
-        disk = disk_of(bench.model)
+        disk = disk_of(copies.get(bench.model, bench.model))
         beside = _beside(bench, who, models, limit, stop)
         records = _records(bench, who, models, disk, limit, stop)
         if stop.received is None:
@@ -157,6 +157,12 @@ def _places(
         raise ResourceError(
             f"--disk-rate: expected {bench.model} on a disk, found a file system without one; "
             "use a copy on a disk"
+        )
+    elsewhere = [path for path in who.files_of(models) if disk_of(path) != disk]
+    if bench.disk_bytes_per_second is not None and elsewhere:
+        raise ResourceError(
+            f"--disk-rate: expected all models on one disk, found {elsewhere[0]} on another than "
+            f"{bench.model}; put them on one"
         )
     number = disk.number if disk is not None else None
     slab_bytes = models[0].spec.slabs.mean_slab_bytes

@@ -67,7 +67,7 @@ def common_of(
         },
         "machine": describe_machine(),
         "disk": disk.describe() if disk is not None else None,
-        "file_system": file_system(bench.model),
+        "file_system": file_system(who.copies.get(bench.model, bench.model)),
         "versions": versions(),
     }
 

@@ -73,8 +73,8 @@ def _check_same(record: Record, common: Record, path: Path) -> None:
         )
     for part in SAME:
         before, now = record.get(part) or {}, common.get(part) or {}
-        for name in [name for name in now if name in before]:
-            if not _is_same(before[name], now[name], name):
+        for name in now:
+            if not _is_same(before.get(name), now[name], name):
                 raise ConfigError(
                     f"--out: expected a new folder, or one of this machine, disk and version, "
                     f"found blocks with {part} {name} {before[name]!a:.80} in {str(path)!a:.200}, "
@@ -83,6 +83,8 @@ def _check_same(record: Record, common: Record, path: Path) -> None:
 
 
 def _is_same(before: Any, now: Any, name: str) -> bool:
+    if before is None or now is None:
+        return True
     if name.endswith("_kib") and isinstance(before, int) and isinstance(now, int):
         return abs(before - now) <= SAME_KIB * max(before, now)
     return bool(before == now)
