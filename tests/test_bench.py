@@ -17,6 +17,7 @@ from coordinator.bench.participants import Who, who_of
 from coordinator.bench.peer import with_threads
 from coordinator.bench.records import Record, read_blocks
 from coordinator.bench.report.routing import routing_charts
+from coordinator.bench.statistics import MIN_PAIRS
 from coordinator.bench.table import block_line, table
 from coordinator.bench.trace import TRACES
 from coordinator.bench.warnings import warnings_of
@@ -186,13 +187,13 @@ def record(arm: str, n_round: int, rate: float, *, error: str = "") -> Record:
 
 
 def test_the_table() -> None:
-    rates = {"a": (10.0, 5.0, 20.0), "b": (12.0, 6.0, 26.0)}
-    records = [record(arm, n, rates[arm][n]) for n in range(3) for arm in rates]
+    rates = {"a": (10.0, 5.0, 20.0, 10.0, 10.0), "b": (12.0, 6.0, 26.0, 12.0, 12.0)}
+    records = [record(arm, n, rates[arm][n]) for n in range(MIN_PAIRS) for arm in rates]
     head, first, second, note = table(records, ["a", "b"], "a").splitlines()
     assert head.split()[:3] == ["arm", "blocks", "tokens/s"]
-    assert first.split() == ["a", "3", "10.00", "–", "–", "–", "2.0", "–", "300", "4"]
+    assert first.split() == ["a", "5", "10.00", "–", "–", "–", "2.0", "–", "300", "4"]
     assert second.split() == (
-        ["b", "3", "12.00", "1.20", "[1.20,", "1.30]", "–", "–", "1.0", "0.50", "300", "4"]
+        ["b", "5", "12.00", "1.20", "[1.20,", "1.30]", "–", "–", "1.0", "0.50", "300", "4"]
     )
     assert note.endswith("each arm ÷ a.")
 
