@@ -96,6 +96,10 @@ def _expert_memory(
     """What was asked for, or what makes the run shorter."""
     if pool is None or settings.experts_in != "auto":
         return ExpertMemory(settings.experts_in, "")
+    if (
+        not pool.is_whole
+    ):  # compute was started again: a trial would take back what the pool gave up
+        return ExpertMemory("pool", "no trial, since the pool has given memory back")
     trial = try_memory(pool.view, kernels.read_all)
     kernels.park()
     slabs, n_active = settings.spec.slabs, settings.spec.n_active
@@ -110,9 +114,9 @@ def _lock(
     """Lock the weights and the pool; experts in memory of their own are locked as they come, so
     that only the limit can tell now."""
     if experts_in.name != "own":
-        pools = () if pool is None else (np.frombuffer(pool.view, np.uint8),)
-        return lock_as_wanted(settings.mlock, (arena, *pools))
-    dense = lock_as_wanted(settings.mlock, (arena,))
+        whole = None if pool is None else np.frombuffer(pool.view, np.uint8)
+        return lock_as_wanted(settings.mlock, arena, whole)
+    dense = lock_as_wanted(settings.mlock, arena)
     needed = dense.needed_bytes + settings.spec.slabs.total_bytes
     if settings.mlock == "off" or dense.refusal:
         return LockOutcome(dense.locked_bytes, needed, dense.refusal)

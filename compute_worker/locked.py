@@ -1,15 +1,15 @@
 """Keeps memory out of swap: `mlock` of the dense weights and of the pool.
 
 Locked pages count against the cgroup like others. The pool is shared: it is enough that one process
-locks its mapping, and compute is the one that every run has. The lock is on the mapping: where the
-coordinator punches a hole, the memory goes back to the system all the same, and what fills the hole
-later is locked when compute first touches it. (The kernel's `VmLck` goes on counting the hole.)
+locks its mapping, and compute is the one that every run has. The lock is on the mapping, and takes
+no memory: what lies there is locked when compute first touches it. So where the coordinator punches
+a hole, the memory goes back to the system all the same, and a hole that is there already stays one.
+(The kernel's `VmLck` counts holes too.)
 """
 
 import ctypes
 import errno
 import resource
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,39 +39,58 @@ class LockOutcome:
         return "part" if self.locked_bytes else "off"
 
 
-def lock_as_wanted(wanted: str, memories: Sequence[Bytes]) -> LockOutcome:
-    """Lock memories, the first the most urgent, as ``--mlock`` says; raises `LockRefused`."""
+def lock_as_wanted(wanted: str, filled: Bytes, pool: Bytes | None = None) -> LockOutcome:
+    """Lock memories as ``--mlock`` says; raises `LockRefused`."""
     if wanted == "off":
-        return LockOutcome(0, sum(memory.nbytes for memory in memories), "")
-    outcome = lock(memories)
+        return LockOutcome(0, filled.nbytes + (0 if pool is None else pool.nbytes), "")
+    outcome = lock(filled, pool)
     if outcome.refusal and wanted == "require":
         raise LockRefused(outcome.refusal)
     return outcome
 
 
-def lock(memories: Sequence[Bytes]) -> LockOutcome:
-    """Lock each of these as a whole, up to the first that cannot be."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    needed = sum(memory.nbytes for memory in memories)
-    locked = 0
-    for memory in memories:
-        address = ctypes.c_void_p(memory.__array_interface__["data"][0])
-        n_bytes = ctypes.c_size_t(memory.nbytes)
-        if memory.nbytes and libc.mlock(address, n_bytes) != 0:
-            number = ctypes.get_errno()
-            libc.munlock(address, n_bytes)  # a part may be
-            return LockOutcome(locked, needed, _refusal(number, needed, locked))
-        locked += memory.nbytes
-    return LockOutcome(locked, needed, "")
+def lock(filled: Bytes, pool: Bytes | None = None) -> LockOutcome:
+    """Lock each as a whole, the pool, which is less urgent, as far as it is touched."""
+    needed = filled.nbytes + (0 if pool is None else pool.nbytes)
+    number = _lock(_address(filled), filled.nbytes)
+    if number:
+        return LockOutcome(0, needed, _refusal(number, needed, 0))
+    number = 0 if pool is None else _lock_when_filled(_address(pool), pool.nbytes)
+    if number:
+        return LockOutcome(filled.nbytes, needed, _refusal(number, needed, filled.nbytes))
+    return LockOutcome(needed, needed, "")
 
 
 def lock_when_filled(address: int, n_bytes: int) -> bool:
     """Lock what is touched of a memory when it is touched; whether that is granted."""
+    return _lock_when_filled(address, n_bytes) == 0
+
+
+def _lock(address: int, n_bytes: int) -> int:
+    """0 or an errno; takes memory for what is not there yet."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    pages = ctypes.c_void_p(address), ctypes.c_size_t(n_bytes)
+    if n_bytes == 0 or libc.mlock(*pages) == 0:
+        return 0
+    number = ctypes.get_errno()
+    libc.munlock(*pages)  # a part may be
+    return number
+
+
+def _lock_when_filled(address: int, n_bytes: int) -> int:
+    """0 or an errno."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "mlock2"):  # a C library without it
-        return False
+        return errno.ENOSYS
     pages = ctypes.c_void_p(address), ctypes.c_size_t(n_bytes)
-    return int(libc.mlock2(*pages, ctypes.c_uint(MLOCK_ONFAULT))) == 0
+    if libc.mlock2(*pages, ctypes.c_uint(MLOCK_ONFAULT)) == 0:
+        return 0
+    return ctypes.get_errno()
+
+
+def _address(memory: Bytes) -> int:
+    address: int = memory.__array_interface__["data"][0]
+    return address
 
 
 def _refusal(number: int, needed: int, locked: int) -> str:

@@ -7,20 +7,30 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from read_cases import pool_of
 
 from compute_worker.locked import lock, lock_as_wanted
+from shm.pool import allocated_bytes, punch_hole
 
 PAGES = 8192
 
 
 def test_what_is_locked_within_the_limit() -> None:
-    memories = [np.ones(PAGES, np.uint8), np.ones(2 * PAGES, np.uint8), np.ones(0, np.uint8)]
-    outcome = lock(memories)
+    filled, pool = np.ones(PAGES, np.uint8), np.ones(2 * PAGES, np.uint8)
+    outcome = lock(filled, pool)
     assert outcome.needed_bytes == 3 * PAGES
     assert outcome.locked_bytes == (0 if outcome.refusal else 3 * PAGES)
-    assert lock(memories[2:]).refusal == ""
-    off = lock_as_wanted("off", memories)
+    assert lock(np.ones(0, np.uint8)).refusal == ""
+    off = lock_as_wanted("off", filled, pool)
     assert (off.locked_bytes, off.refusal, off.setting) == (0, "", "off")
+
+
+def test_the_lock_of_a_pool_takes_no_memory() -> None:
+    with pool_of(6, 1 << 20, 1 << 20, 1 << 20) as (mapping, fd):
+        punch_hole(fd, 1 << 20, 8 << 20)
+        held_bytes = allocated_bytes(fd)
+        lock(np.ones(PAGES, np.uint8), np.frombuffer(mapping.view, np.uint8))
+        assert allocated_bytes(fd) == held_bytes
 
 
 LOCK_WITHOUT_RIGHTS = """
@@ -32,11 +42,11 @@ resource.setrlimit(resource.RLIMIT_MEMLOCK, (limit, limit))
 if os.getuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
 memories = np.ones(1 << 15, np.uint8), np.ones(1 << 20, np.uint8)
-outcome = lock(memories)
+outcome = lock(*memories)
 print(outcome.locked_bytes, outcome.setting, outcome.refusal)
-assert lock_as_wanted("auto", memories) == outcome
+assert lock_as_wanted("auto", *memories) == outcome
 try:
-    lock_as_wanted("require", memories)
+    lock_as_wanted("require", *memories)
 except LockRefused as error:
     assert str(error) == outcome.refusal
 else:

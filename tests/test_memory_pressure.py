@@ -1,5 +1,7 @@
 """Whole runs under memory pressure: the pool shrinks, nothing is killed, tokens stay."""
 
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -87,6 +89,25 @@ def test_the_pool_is_locked_as_far_as_it_has_memory(model: Path, tmp_path: Path)
         wait_for(engine, 0)
         answer(engine, listener, 1)
         assert few < locked_pool_bytes(compute.process.pid) <= whole
+
+
+@pytest.mark.parametrize("flags", [("--experts-in", "pool"), ("--experts-in", "auto")])
+def test_a_compute_started_again_takes_nothing_back(
+    model: Path, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    machine = Machine(tmp_path)
+    with running(model, machine, "--pool", "all", *flags) as (engine, listener):
+        expected = answer(engine, listener, 1)
+        machine.leave(0)
+        wait_for(engine, engine.core.residency.slots.usable_of_class()[0] - 2)
+        few = engine.memory.pool_bytes
+        first = engine.children.get("compute")
+        assert first is not None
+        os.kill(first.process.pid, signal.SIGKILL)
+        while engine.children.get("compute") is first or not engine.is_up("compute"):
+            engine.run_once(0.05)
+        assert engine.memory.pool_bytes <= few
+        assert answer(engine, listener, 2) == expected
 
 
 def test_standing_grants_come_back_with_the_pool(model: Path, tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """The pool's layout, and what a process may do to it."""
 
+import ctypes
 import errno
 import mmap
 import os
 import random
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -113,6 +115,35 @@ def test_populating_keeps_the_bytes(pool_fd: int) -> None:
     mapping.populate_range(4096, 8192)
     assert bytes(mapping.view[8192:8196]) == b"abcd"
     mapping.close()
+
+
+def resident_bytes(mapping: PoolMapping) -> int:
+    """Of the pool, in the page tables of this process."""
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapping.view))
+    start, n_pages = address // mmap.PAGESIZE, len(mapping.view) // mmap.PAGESIZE
+    with Path("/proc/self/pagemap").open("rb") as file:
+        file.seek(start * 8)
+        entries = struct.unpack(f"={n_pages}Q", file.read(n_pages * 8))
+    return sum(entry >> 63 for entry in entries) * mmap.PAGESIZE
+
+
+@pytest.mark.parametrize("punched", [(), ((4096, 16384),), ((0, 4096), (53248, 65536))])
+def test_what_was_given_back_stays_there_when_the_rest_is_populated(
+    pool_fd: int, punched: tuple[tuple[int, int], ...]
+) -> None:
+    first = PoolMapping(pool_fd, LAYOUT, writable=True)
+    first.populate(writable=True)  # a new pool: nothing in it was ever written
+    assert resident_bytes(first) == LAYOUT.total_bytes
+    first.close()
+    for start, n_bytes in punched:
+        punch_hole(pool_fd, start, n_bytes)
+    held_bytes = LAYOUT.total_bytes - sum(n_bytes for _, n_bytes in punched)
+    second = PoolMapping(pool_fd, LAYOUT, writable=True)
+    assert second.is_whole is not bool(punched)
+    second.populate(writable=False)
+    assert allocated_bytes(pool_fd) == held_bytes
+    assert resident_bytes(second) == held_bytes
+    second.close()
 
 
 def test_a_hole_gives_memory_back_and_reads_as_zero(pool_fd: int) -> None:
