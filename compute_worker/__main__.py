@@ -15,13 +15,11 @@ from typing import Any
 import zmq
 
 from compute_worker.assemble import Assembled, assemble
-from compute_worker.kernels import KernelError
+from compute_worker.exit_codes import EXIT_CONFIGURATION, EXPECTED, ending
 from compute_worker.link import Stopping
-from compute_worker.locked import LockRefused
 from compute_worker.settings import ComputeSettings, decode_settings
 from compute_worker.waiting import poll_for
-from io_worker.gguf_header import ModelFormatError
-from io_worker.read_queue import ReadQueue, ThreadsError
+from io_worker.read_queue import ReadQueue
 from io_worker.slab_reader import reader_named
 from shm.birth import Birth, ChildArguments, begin_life, decode_arguments, parent_is_gone
 from shm.codec import MessageError
@@ -51,13 +49,13 @@ from shm.messages import (
     welcomed,
 )
 from shm.notices import take_notices
-from shm.pool import PoolError, PoolMapping
+from shm.pool import PoolMapping
 from shm.time_slices import DEFAULT_NANOSECONDS, SHORT_NANOSECONDS, set_slice
 
 HEARTBEAT_SECONDS = 0.5
 WELCOME_TIMEOUT_SECONDS = 30.0
 PROGRESS_INTERVAL_SECONDS = 0.2
-EXIT_CONFIGURATION, EXIT_MODEL, EXIT_RESOURCES, EXIT_INTERNAL = 2, 3, 4, 5
+EXIT_INTERNAL = 5
 
 
 class SocketLink:
@@ -197,12 +195,8 @@ def live(arguments: ChildArguments, birth: Birth, link: SocketLink) -> int:
         return 0
     except Stopping:
         return 0
-    except ModelFormatError as error:
-        return fail(arguments, link, EXIT_MODEL, str(error))
-    except KernelError as error:
-        return fail(arguments, link, EXIT_CONFIGURATION, str(error))
-    except (PoolError, LockRefused, ThreadsError, MemoryError) as error:
-        return fail(arguments, link, EXIT_RESOURCES, str(error) or "out of memory")
+    except EXPECTED as error:
+        return fail(arguments, link, *ending(error))
     except Exception as error:
         return fail(arguments, link, EXIT_INTERNAL, f"{type(error).__name__}: {error}")
 

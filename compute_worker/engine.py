@@ -5,6 +5,7 @@ the time went. Between two layers it looks for `Cancel`. It knows token ids only
 about slots, and touches no socket (see `link`).
 """
 
+import contextlib
 import resource
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from compute_worker.matrix import Floats, Integers
 from compute_worker.sampling import SequenceSampler, top_logprobs
 from compute_worker.step_rows import drawn_rows, recent_rows
 from compute_worker.weights import Weights
+from io_worker.reader import ReadError
 from shm.messages import (
     BlocksSaved,
     Finished,
@@ -131,7 +133,8 @@ class Engine:
         return BlocksSaved(save.request, None)
 
     def step(self, step: Step) -> StepDone:
-        """Execute one step. A cancelled step leaves the KV of finished tokens as it was."""
+        """Execute one step. A cancelled step leaves the KV of finished tokens as it was, and so
+        does one whose embedding rows cannot be read."""
         started_ns = time.monotonic_ns()
         faults = _faults()
         is_kept = self._sequences[step.slices[0].request].kept is not None
@@ -139,11 +142,13 @@ class Engine:
         recent = recent_rows(step.slices, self._n_prompt_tokens)
         self._feed.begin_step(step.step, recent, wanted, step.n_guesses)
         sampled: tuple[Sampled, ...] = ()
-        cancelled = False
+        cancelled, failure = False, None
         try:
             sampled = self._run(step, wanted)
         except StepCancelled:
             cancelled = True
+        except ReadError as error:
+            cancelled, failure = True, str(error)
         self._drawn = [drawn.token for drawn in sampled]
         self._feed.end_step(early=cancelled)
         self._kernels.park()
@@ -166,7 +171,7 @@ class Engine:
             else:
                 self.forget(late)
         uses, earlier = self._feed.standing_uses, self._feed.take_earlier()
-        return StepDone(step.step, sampled, times, uses, released, cancelled, earlier)
+        return StepDone(step.step, sampled, times, uses, released, cancelled, earlier, failure)
 
     def _n_prompt_tokens(self, request: int) -> int:
         return len(self._sequences[request].submit.prompt)
@@ -193,7 +198,8 @@ class Engine:
     def look_ahead(self) -> None:
         """Have the embedding rows of what was drawn before the next step asks for them."""
         if self._drawn:
-            self._weights.embedding.look_ahead(np.array(self._drawn, np.int32))
+            with contextlib.suppress(ReadError):  # the step that asks for them says so, if any does
+                self._weights.embedding.look_ahead(np.array(self._drawn, np.int32))
 
     def _tell_progress(self, step: Step, layer: int) -> None:
         """A long prompt: which part of it is done, in tokens times layers, a few times a second."""

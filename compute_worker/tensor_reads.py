@@ -40,7 +40,7 @@ class TensorReader:
             read_direct(source, wanted, self._buffer)
         except ReadError as error:
             if not error.model_changed:
-                raise
+                raise ReadError(error.errno, f"{info.name}: {error}") from error
             text = f"expected {info.n_bytes} bytes, found the end of the file; it was cut"
             raise ModelFormatError(source.file.path, info.name, text, offset) from error
         target[:] = self._buffer[head : head + len(target)]

@@ -372,8 +372,9 @@ class StepDone:
     times: StepTimes
     standing_uses: int  # experts used through standing grants: hits that no `Need` told of
     released: tuple[SlotLease, ...]
-    cancelled: bool  # stopped at a layer boundary since `Cancel` arrived
+    cancelled: bool  # stopped at a layer boundary since `Cancel` arrived, or because of `failure`
     earlier: tuple[KnownLayer, ...] = ()  # since the last `Need`, in order
+    failure: str | None = None  # what could not be read: the requests of the step end with it
 
 
 @dataclass(frozen=True, slots=True)

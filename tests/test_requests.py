@@ -189,6 +189,20 @@ def test_a_failed_step_ends_its_requests_and_no_others() -> None:
     assert steps(run)[-1].slices[0].request == 2
 
 
+def test_a_step_that_compute_could_not_do_ends_its_requests_and_no_others() -> None:
+    run = machine(max_running=1)
+    start(run, 1, 3)
+    start(run, 2, 3)
+    run.handle(Continue())
+    step = run.core.requests.running_step.step
+    why = "token_embd.weight: Input/output error"
+    failed = StepDone(step, (), done(1).times, 0, (), True, (), why)
+    assert ToCompute(Finished(1, "error")) in run.handle(FromCompute(failed))
+    assert run.ended == [Ended(1, "error", why)]
+    run.handle(Continue())
+    assert steps(run)[-1].slices[0].request == 2
+
+
 def test_a_dead_compute_ends_what_it_held_and_keeps_the_queue() -> None:
     run = machine(max_running=1)
     start(run, 1, 3)

@@ -199,6 +199,8 @@ class Core:
                 for known in message.earlier:
                     self.residency.note_known(known)
                 self._judge_prefetch(message)
+                if message.failure is not None:
+                    self.requests.fail_step(message.failure)
                 if message.cancelled:
                     actions = self.residency.abort_layer()
                 else:
