@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from compute_worker.assemble import Assembled, assemble
+from compute_worker.exit_codes import EXPECTED, ending
 from coordinator.__main__ import reported, run_engine
 from coordinator.command.commands import EvalCommand
 from coordinator.command.config import Config
@@ -188,7 +189,10 @@ def main() -> int:
     def job() -> int:
         command = located(parse(sys.argv[1:]), sys.argv[1:])
         assert isinstance(command, Config | EvalCommand)
-        return run_engine(command, running)
+        try:
+            return run_engine(command, running)
+        except EXPECTED as error:  # as where compute is a process of its own
+            raise EngineError(*ending(error)) from error
 
     return reported(job)
 

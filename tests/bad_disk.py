@@ -1,4 +1,5 @@
-"""A disk that cannot read some bytes of one tensor, for processes that a test starts."""
+"""A disk that cannot read some bytes of one tensor, and other faults, for processes that a test
+starts."""
 
 import os
 from pathlib import Path
@@ -27,6 +28,11 @@ def break_bytes(
 ) -> None:
     """Processes started from now on get EIO for bytes [start, stop) of a tensor."""
     text = SITE.format(start=info.offset + start, stop=info.offset + stop)
+    run_at_start(monkeypatch, folder, text)
+
+
+def run_at_start(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
+    """Processes started from now on run this first."""
     (folder / "sitecustomize.py").write_text(text)
     found = os.environ.get("PYTHONPATH")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *([found] if found else [])]))

@@ -79,12 +79,17 @@ def test_the_command_says_which_row(model: Path, flags: tuple[str, ...]) -> None
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("flags", [(), ("--single-process",)])
 def test_dense_weights_that_cannot_be_read_end_the_start(
-    model: Path, spec: ModelSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Path,
+    spec: ModelSpec,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: tuple[str, ...],
 ) -> None:
     info = spec.layers[1].q
     break_bytes(monkeypatch, tmp_path, info, 0, info.n_bytes)
-    done = run_program("--model", str(model), "--tokens", spelled(PROMPT), "-n", "2")
+    done = run_program("--model", str(model), "--tokens", spelled(PROMPT), "-n", "2", *flags)
     assert done.returncode == 3
     line = done.stderr.splitlines()[-1]
     assert f"blk.1.attn_q.weight: {model}: cannot read" in line

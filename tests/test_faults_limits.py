@@ -152,11 +152,13 @@ def test_memory_that_may_not_be_locked(model: Path, value: int) -> None:
     assert warning.startswith("warning: compute: mlock: cannot lock")
     assert f"the limit is {value} bytes" in warning
     assert "ulimit -l" in warning
-    code, lines = limited(
-        model, "memlock", value, "--mlock", "require", before=drop_lock_capability
-    )
-    assert code == 4
-    assert [line for line in lines if "mlock" in line] == lines[-1:]
+    for flags in ((), ("--single-process",)):
+        code, lines = limited(
+            model, "memlock", value, "--mlock", "require", *flags, before=drop_lock_capability
+        )
+        assert code == 4
+        assert [line for line in lines if "mlock" in line] == lines[-1:]
+        assert lines[-1].startswith("moe-coord: error: ")
 
 
 def test_memory_that_need_not_be_locked(model: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from arms import run_json, run_program
+from bad_disk import run_at_start
 from faults import long_model
 from running_program import RunningProgram
 from test_faults_files import truncate
@@ -46,6 +47,44 @@ def test_a_changed_model_ends_it(model: Path) -> None:
         truncate(model)
         assert run.end(5) == 3
         assert "model changed on disk" in run.errors().splitlines()[-1]
+
+
+NO_KERNELS = """
+import sys
+sys.modules["compute_worker.native._kernels"] = None
+"""
+NO_THREADS = """
+import threading
+
+def start(thread):
+    raise RuntimeError("can't start new thread")
+
+threading.Thread.start = start
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "flags", "code", "text"),
+    [
+        (NO_KERNELS, ("--kernels", "native"), 2, "kernels: native ones do not exist here"),
+        (NO_THREADS, ("--io-threads", "4"), 4, "reading threads: cannot start one"),
+    ],
+)
+def test_what_compute_cannot_have_is_one_line(
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+    flags: tuple[str, ...],
+    code: int,
+    text: str,
+) -> None:
+    run_at_start(monkeypatch, tmp_path, fault)
+    done = run_program("--model", str(model), "--tokens", "5,6,7", *SINGLE, *flags)
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith(f"moe-coord: error: {text}")
 
 
 def test_it_is_no_service(model: Path) -> None:
