@@ -8,15 +8,17 @@ from gguf_builder import tiny_model
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compute_worker.arch import ModelSpec, resolve
+from compute_worker.arch import ModelSpec, dense_bytes, resolve
 from coordinator.command.config import Config
 from coordinator.core.slot_classes import smallest_pool_bytes
 from coordinator.plan.advice import EVERYTHING_STAYS, advice, bits_per_weight
 from coordinator.plan.budget import MemoryPlan, plan_memory
+from coordinator.plan.expected_pool import expected_pool
 from coordinator.plan.forecast import (
     CONCENTRATED,
     EVEN,
     MESSAGE_SECONDS,
+    START_SECONDS,
     ComputeTimes,
     Forecast,
     Measured,
@@ -25,12 +27,15 @@ from coordinator.plan.forecast import (
     Shape,
     burst_seconds,
     forecast,
+    forecasts,
     hit_rate,
     prompt_seconds,
+    start_seconds,
 )
 from coordinator.plan.memory_request import MemoryRequest
 from coordinator.processes.available_memory import AvailableMemory
 from io_worker.model_file import open_model
+from shm.pool import PoolLayout, SlotClass
 
 MiB = 1 << 20
 OLMOE = Shape(n_layers=16, n_experts=64, n_active=8, slab_bytes=3_800_000, dense_bytes=253_000_000)
@@ -113,6 +118,63 @@ def test_a_prompt_reads_each_expert_once_per_chunk() -> None:
     assert prompt_seconds(OLMOE, slow, half) == pytest.approx(2.5 * 16 * 64, rel=0.05)
     resident = dataclasses.replace(cold, n_slots=1024)
     assert prompt_seconds(OLMOE, slow, resident) < 100
+
+
+def test_where_everything_fits_the_start_reads_everything() -> None:
+    streams = start_seconds(OLMOE, FAST, preloads=False)
+    assert streams == pytest.approx(START_SECONDS + 253 / 3.8 * 0.0024)
+    preloads = start_seconds(OLMOE, FAST, preloads=True)
+    assert preloads - streams == pytest.approx(16 * 64 / 8 * 0.019), "in bursts"
+
+
+def test_dense_weights_that_the_page_cache_loses_are_read_by_every_token() -> None:
+    holds = dataclasses.replace(POOL, mapped_bytes=1_900_000_000)
+    loses = dataclasses.replace(holds, lost_bytes=380_000_000)
+    before, after = (forecast(OLMOE, FAST, pool, 0.5) for pool in (holds, loses))
+    assert after.missed_bytes == before.missed_bytes + loses.lost_bytes
+    seconds = 100 * 0.0024
+    assert 1 / after.tokens_per_second == pytest.approx(1 / before.tokens_per_second + seconds)
+    cold = before.first_token_seconds - prompt_seconds(OLMOE, FAST, POOL)
+    assert cold == pytest.approx(500 * 0.0024)
+    chunks = dataclasses.replace(loses, prompt_tokens=2 * POOL.chunk_tokens)
+    kept = dataclasses.replace(chunks, lost_bytes=0)
+    more = prompt_seconds(OLMOE, FAST, chunks) - prompt_seconds(OLMOE, FAST, kept)
+    assert more == pytest.approx(seconds), "the first chunk reads them anyway"
+
+
+@pytest.mark.parametrize(
+    ("policy", "n_layers_below", "expected"),
+    [("lfu", 2, 1.0), ("lru", 0, 1.0), ("lru", 1, 0.5), ("lru", 2, 0.0)],
+)
+def test_a_plain_lru_does_not_hit_below_the_token_cycle(
+    spec: ModelSpec, policy: str, n_layers_below: int, expected: float
+) -> None:
+    plan = plan_of(spec, 8 << 30)
+    sizes = [spec.n_active - (index < n_layers_below) for index in range(2)]
+    classes = tuple(SlotClass(n_slots, (4096, 4096, 4096)) for n_slots in sizes)
+    plan = dataclasses.replace(plan, layout=PoolLayout(classes), class_of_layer=(0, 1))
+    assert (plan.warning() is None) == (n_layers_below == 0)
+    pool = expected_pool(Config(policy=policy), plan, spec, 0, 100)
+    assert pool.hit_share == expected
+    best = max(each.hit_rate for each in forecasts(OLMOE, FAST, pool).values())
+    whole = dataclasses.replace(pool, hit_share=1.0)
+    assert best == expected * max(e.hit_rate for e in forecasts(OLMOE, FAST, whole).values())
+
+
+def test_what_the_page_cache_has_of_weights_that_are_mapped(spec: ModelSpec) -> None:
+    request = MemoryRequest(8 << 30, None, 512, 64, "f16", 1, 4, maps_dense=True)
+    plan = plan_memory(request, spec, AvailableMemory(64 << 30, "MemAvailable"))
+    mapped = dense_bytes(spec) - plan.dense_bytes
+    assert mapped > 0
+    slab_bytes = spec.slabs.total_bytes // plan.n_experts
+    for spare, lost in ((0, mapped), (mapped // 4, mapped - mapped // 4), (mapped, 0)):
+        pool = expected_pool(Config(), plan, spec, spare, 100)
+        assert (pool.mapped_bytes, pool.lost_bytes) == (mapped, lost)
+        assert pool.n_slots == plan.layout.n_slots
+    spare = mapped + 3 * slab_bytes
+    assert expected_pool(Config(reader="mmap"), plan, spec, spare, 100).n_slots == 3
+    anonymous = expected_pool(Config(), plan_of(spec, 8 << 30), spec, 0, 100)
+    assert (anonymous.mapped_bytes, anonymous.lost_bytes) == (0, 0)
 
 
 @pytest.fixture(scope="module")

@@ -80,12 +80,20 @@ class MemoryPlan:
         return self.layout.n_slots == self.n_experts
 
     @property
-    def holds_token_cycle(self) -> bool:
-        """Whether every class holds what one token uses of it: below, a plain LRU never hits."""
-        return all(
-            cls.n_slots >= self.n_active * self.class_of_layer.count(index)
-            for index, cls in enumerate(self.layout.classes)
+    def n_layers_below_cycle(self) -> int:
+        """Layers of the classes that do not hold what one token uses of them: a plain LRU never
+        hits there."""
+        n_layers = [self.class_of_layer.count(index) for index in range(len(self.layout.classes))]
+        return sum(
+            n
+            for n, cls in zip(n_layers, self.layout.classes, strict=True)
+            if cls.n_slots < self.n_active * n
         )
+
+    @property
+    def holds_token_cycle(self) -> bool:
+        """Whether every class holds what one token uses of it."""
+        return self.n_layers_below_cycle == 0
 
     def describe(self) -> str:
         """One line for people."""

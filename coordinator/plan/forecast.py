@@ -76,6 +76,9 @@ class Pool:
     n_slots: int
     chunk_tokens: int
     prompt_tokens: int
+    hit_share: float = 1.0  # of the layers: in the others the policy never hits
+    mapped_bytes: int = 0  # dense weights that are left to the page cache
+    lost_bytes: int = 0  # of these: read again by every token
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ class Forecast:
     hit_rate: float
     tokens_per_second: float
     compute_seconds: float  # per token, were everything there
-    missed_bytes: float  # per token
+    missed_bytes: float  # per token, of experts and of dense weights
     first_token_seconds: float  # of the prompt, from the request on
     is_disk_bound: bool
 
@@ -103,9 +106,12 @@ def hit_rate(profile: Profile, slots_per_layer: float, shape: Shape) -> float:
 def forecasts(shape: Shape, measured: Measured, pool: Pool) -> dict[str, Forecast]:
     """With the routing of each profile, the expected one first."""
     slots_per_layer = pool.n_slots / shape.n_layers
+    of_profiles = {
+        name: hit_rate(profile, slots_per_layer, shape) for name, profile in PROFILES.items()
+    }
     return {
-        name: forecast(shape, measured, pool, hit_rate(profile, slots_per_layer, shape))
-        for name, profile in PROFILES.items()
+        name: forecast(shape, measured, pool, pool.hit_share * hits)
+        for name, hits in of_profiles.items()
     }
 
 
@@ -121,19 +127,29 @@ def forecast(shape: Shape, measured: Measured, pool: Pool, hits: float) -> Forec
         experts += chance * max(shape.n_active * expert, wait)
     compute = shape.n_layers * (dense + shape.n_active * expert)
     token = shape.n_layers * (dense + message + experts)
+    token += dense_seconds(shape, measured, pool.lost_bytes)
     return Forecast(
         hit_rate=hits,
         tokens_per_second=1 / token,
         compute_seconds=compute,
-        missed_bytes=shape.n_layers * shape.n_active * (1 - hits) * shape.slab_bytes,
+        missed_bytes=pool.lost_bytes
+        + shape.n_layers * shape.n_active * (1 - hits) * shape.slab_bytes,
         first_token_seconds=prompt_seconds(shape, measured, pool),
         is_disk_bound=token > DISK_BOUND * compute,
     )
 
 
-def start_seconds(shape: Shape, measured: Measured) -> float:
-    """From the command to the first request: processes, and dense weights read one by one."""
-    return START_SECONDS + shape.dense_bytes / (shape.slab_bytes / measured.burst_seconds[1])
+def start_seconds(shape: Shape, measured: Measured, *, preloads: bool) -> float:
+    """From the command to the first request: processes, dense weights read one by one, and all
+    experts where they all stay."""
+    n_experts = shape.n_layers * shape.n_experts if preloads else 0
+    weights = dense_seconds(shape, measured, shape.dense_bytes)
+    return START_SECONDS + weights + burst_seconds(measured, n_experts)
+
+
+def dense_seconds(shape: Shape, measured: Measured, n_bytes: int) -> float:
+    """To read so much of the dense weights, while nothing is computed: one read at a time."""
+    return n_bytes / (shape.slab_bytes / measured.burst_seconds[1])
 
 
 def burst_seconds(measured: Measured, n_experts: float) -> float:
@@ -147,7 +163,8 @@ def burst_seconds(measured: Measured, n_experts: float) -> float:
 
 def prompt_seconds(shape: Shape, measured: Measured, pool: Pool) -> float:
     """Chunk by chunk, layer by layer: every expert that the chunk needs is read once while the
-    others are computed. What a layer kept of the chunk before is not read again."""
+    others are computed. What a layer kept of the chunk before is not read again. Dense weights
+    that are left to the page cache come with the first chunk."""
     kept = min(1.0, pool.n_slots / shape.n_layers / shape.n_experts)
     seconds, left = 0.0, pool.prompt_tokens
     is_first = True
@@ -161,6 +178,8 @@ def prompt_seconds(shape: Shape, measured: Measured, pool: Pool) -> float:
         dense, experts = _chunk_seconds(shape, measured, n_tokens, reached)
         reading = burst_seconds(measured, missing)
         seconds += shape.n_layers * (dense + max(experts, reading) + MESSAGE_SECONDS)
+        mapped_bytes = pool.mapped_bytes if is_first else pool.lost_bytes
+        seconds += dense_seconds(shape, measured, mapped_bytes)
         left -= n_tokens
         is_first = False
     return seconds

@@ -14,6 +14,7 @@ from coordinator.command.signals import stop_signals
 from coordinator.command.sizes import LARGEST_BYTES, format_size
 from coordinator.plan.advice import advice
 from coordinator.plan.budget import MemoryPlan
+from coordinator.plan.expected_pool import expected_pool
 from coordinator.plan.forecast import (
     Forecast,
     Measured,
@@ -69,6 +70,12 @@ class Found:
         """What is expected: of the recorded routing, else of the likeliest profile."""
         return next(iter(self.row.forecasts.values()))
 
+    @property
+    def start_seconds(self) -> float:
+        """From the command to the first request."""
+        preloads = self.setup.plan.everything_fits
+        return start_seconds(self.shape, self.measured, preloads=preloads)
+
 
 def run_plan(command: PlanCommand) -> int:
     """Plan, measure, print; returns the exit code. Raises what `prepared` and the probes raise."""
@@ -107,27 +114,27 @@ def _found(
     )
     measured = measured_of(disk, compute)
 
+    def pool_of(plan: MemoryPlan) -> Pool:
+        spare = spare_bytes(machine, plan)
+        return expected_pool(setup.config, plan, setup.spec, spare, command.n_prompt)
+
     def row(plan: MemoryPlan) -> Row:
-        n_slots = plan.layout.n_slots
-        if not setup.config.has_pool:  # what the page cache can hold beside the plan
-            n_slots = min(plan.n_experts, spare_bytes(machine, plan) // shape.slab_bytes)
-        pool = Pool(n_slots, plan.chunk_tokens, command.n_prompt)
+        pool = pool_of(plan)
         traced: dict[str, Forecast] = {}
         if routing is not None and setup.config.has_pool:
             traced = {TRACED: forecast(shape, measured, pool, routing.hits_in_pool(plan))}
         elif routing is not None:
-            cached = routing.hits_in_page_cache(n_slots * shape.slab_bytes)
+            cached = routing.hits_in_page_cache(pool.n_slots * shape.slab_bytes)
             traced = {TRACED: forecast(shape, measured, pool, cached)}
         found = traced | forecasts(shape, measured, pool)
-        return Row(plan.budget_bytes, plan.pool_bytes, n_slots, found)
+        return Row(plan.budget_bytes, plan.pool_bytes, pool.n_slots, found)
 
     own = row(setup.plan)
     packing = None
     if "packed_burst_s" in disk and setup.config.has_pool and not setup.plan.everything_fits:
         packed = measured_of(disk, compute, "packed_burst_s")
-        pool = Pool(own.n_slots, setup.plan.chunk_tokens, command.n_prompt)
         after = {
-            name: forecast(shape, packed, pool, each.hit_rate)
+            name: forecast(shape, packed, pool_of(setup.plan), each.hit_rate)
             for name, each in own.forecasts.items()
         }
         packing = packing_gain(measured, packed, shape.n_active, own.forecasts, after)
@@ -201,7 +208,7 @@ def lines(found: Found) -> Iterator[str]:
     for index, (name, each) in enumerate(row.forecasts.items()):
         yield f"{'  or' if index else 'forecast'}, with {name} routing: {_spelled(each)}"
     yield (
-        f"start: about {start_seconds(shape, found.measured):.1f} s; first token of a prompt of "
+        f"start: about {found.start_seconds:.1f} s; first token of a prompt of "
         f"{found.n_prompt} tokens: about "
         f"{found.first.first_token_seconds:.1f} s later"
     )
@@ -259,7 +266,7 @@ def as_json(found: Found) -> Record:
         "expected": next(iter(row.forecasts)),
         "forecast": {name: dataclasses.asdict(each) for name, each in row.forecasts.items()},
         "packing": None if found.packing is None else found.packing.as_json(),
-        "start_s": round(start_seconds(found.shape, found.measured), 3),
+        "start_s": round(found.start_seconds, 3),
         "prompt_tokens": found.n_prompt,
         "sweep": [
             {
