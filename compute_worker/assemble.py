@@ -3,7 +3,6 @@
 Used by the process of its own (`__main__`) and by ``--single-process``, which differ in the link.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,7 +10,6 @@ import numpy as np
 
 from compute_worker.engine import Engine
 from compute_worker.feed import ExpertFeed
-from compute_worker.kept import KeptPrompt
 from compute_worker.kernel_choice import select
 from compute_worker.kernels import Kernels
 from compute_worker.kv import KvCache
@@ -83,9 +81,7 @@ def assemble(
     regions = Regions(pool, mapped)
     own = OwnMemory(regions, spec.slabs, locks=lock.setting == "all")
     feed = ExpertFeed(link, regions, spec.slabs, spec.n_active, kernels, own)
-    keep_fd = settings.keep_fd
-    on_kept = None if keep_fd is None else lambda kept: _write_kept(keep_fd, kept)
-    engine = Engine(weights, kernels, kv, feed, link, on_kept)
+    engine = Engine(weights, kernels, kv, feed, link, settings.keep_fd)
     warnings = (lock.refusal,) if lock.refusal else ()
     return Assembled(engine, feed, kernels, weights.arena.nbytes, lock, experts_in, warnings)
 
@@ -124,8 +120,3 @@ def _lock(
     if refusal and settings.mlock == "require":
         raise LockRefused(refusal)
     return LockOutcome(dense.locked_bytes if refusal else needed, needed, refusal)
-
-
-def _write_kept(fd: int, kept: KeptPrompt) -> None:
-    with os.fdopen(os.dup(fd), "wb") as file:
-        kept.write(file)

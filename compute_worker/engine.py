@@ -8,14 +8,13 @@ about slots, and touches no socket (see `link`).
 import contextlib
 import resource
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from compute_worker.feed import ExpertFeed, StepCancelled
 from compute_worker.forward import Batch, Experts, Known, embed, forward, logits
-from compute_worker.kept import KeptPrompt
+from compute_worker.kept import KEPT_ROWS, KeptFileError, KeptPrompt
 from compute_worker.kernels import Kernels
 from compute_worker.kv import KvCache, n_blocks_needed
 from compute_worker.kv_file import read_blocks, write_blocks
@@ -64,14 +63,14 @@ class Engine:
         kv: KvCache,
         feed: ExpertFeed,
         link: Link,
-        on_kept: Callable[[KeptPrompt], None] | None = None,
+        keep_fd: int | None = None,
     ) -> None:
         self._weights = weights
         self._kernels = kernels
         self._kv = kv
         self._feed = feed
         self._link = link
-        self._on_kept = on_kept
+        self._keep_fd = keep_fd  # where a sequence with `keep_logits` is written
         self._next_progress = 0.0
         self._drawn: list[int] = []  # tokens of the last step
         self._sequences: dict[int, Sequence] = {}
@@ -80,7 +79,9 @@ class Engine:
 
     def submit(self, submit: Submit) -> None:
         """Begin a sequence; nothing is computed yet."""
-        kept = KeptPrompt() if submit.keep_logits else None
+        kept = None
+        if submit.keep_logits and self._keep_fd is not None:
+            kept = KeptPrompt(self._keep_fd, self._weights.spec, len(submit.prompt))
         sampler = SequenceSampler(submit.sampling, submit.prompt)
         blocks = []
         if submit.prefix_of is not None:
@@ -103,8 +104,8 @@ class Engine:
         for block in sequence.blocks[n_kept:]:
             self._kv.free(block)
         self._leave_chunk(request)
-        if sequence.kept is not None and self._on_kept is not None:
-            self._on_kept(sequence.kept)
+        if sequence.kept is not None:
+            sequence.kept.close()
 
     def _leave_chunk(self, request: int) -> None:
         """Its rows of a cut chunk go; those of others stay."""
@@ -134,7 +135,7 @@ class Engine:
 
     def step(self, step: Step) -> StepDone:
         """Execute one step. A cancelled step leaves the KV of finished tokens as it was, and so
-        does one whose embedding rows cannot be read."""
+        does one whose embedding rows cannot be read, or what is kept of it not written."""
         started_ns = time.monotonic_ns()
         faults = _faults()
         is_kept = self._sequences[step.slices[0].request].kept is not None
@@ -147,7 +148,7 @@ class Engine:
             sampled = self._run(step, wanted)
         except StepCancelled:
             cancelled = True
-        except ReadError as error:
+        except (ReadError, KeptFileError) as error:
             cancelled, failure = True, str(error)
         self._drawn = [drawn.token for drawn in sampled]
         self._feed.end_step(early=cancelled)
@@ -261,8 +262,10 @@ class Engine:
         """Draw the next token of every slice that asks for one."""
         last = np.cumsum([part.n_tokens for part in step.slices]) - 1
         kept = self._sequences[step.slices[0].request].kept
-        if kept is not None:
-            kept.add_logits(logits(self._weights, hidden, self._kernels))
+        if kept is not None and not kept.is_whole:
+            for start in range(0, len(hidden), KEPT_ROWS):
+                rows = hidden[start : start + KEPT_ROWS]
+                kept.add_logits(logits(self._weights, rows, self._kernels))
         wanted = [(part, row) for part, row in zip(step.slices, last, strict=True) if part.sample]
         if not wanted:
             return ()

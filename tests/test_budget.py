@@ -147,6 +147,21 @@ def test_one_given_prompt_gets_the_context_it_needs_and_the_pool_the_rest(tiny: 
     assert plan_memory(asked, spec, AMPLE).context_tokens == 640
 
 
+def test_what_an_evaluation_holds_is_paid_for(tiny: ModelSpec) -> None:
+    spec = large(tiny)
+    answer = OnlySequence(5000, 5001)
+    evaluation = dataclasses.replace(answer, keeps_logits=True)
+    plans = [
+        plan_memory(dataclasses.replace(DEFAULT, memory_bytes=1200 * MiB, only=only), spec, AMPLE)
+        for only in (answer, evaluation)
+    ]
+    held = 32 * 4 * spec.vocabulary_size + 2 * 5000 * spec.n_layers * spec.n_active
+    with_it = scratch_bytes(spec, plans[1].chunk_tokens) + held
+    assert plans[1].scratch_bytes == with_it
+    assert plans[0].scratch_bytes == scratch_bytes(spec, plans[0].chunk_tokens)
+    assert plans[1].total_bytes <= 1200 * MiB
+
+
 def test_tokens_and_merges_of_the_tokenizer_are_paid_for(tiny: ModelSpec) -> None:
     more = dataclasses.replace(tiny, n_merges=tiny.n_merges + 100_000)
     for request, n_bytes in (

@@ -23,6 +23,7 @@ from coordinator.core.slot_classes import (
 )
 from coordinator.plan.footprint import (
     float_bytes,
+    kept_bytes,
     mapped_bytes,
     processes_bytes,
     scratch_bytes,
@@ -284,7 +285,9 @@ def _largest_chunk(request: MemoryRequest, spec: ModelSpec, room: int) -> int:
 
 
 def _scratch(request: MemoryRequest, spec: ModelSpec, chunk: int) -> int:
-    return scratch_bytes(spec, chunk, request.n_sequences, dequantises=request.dequantises)
+    scratch = scratch_bytes(spec, chunk, request.n_sequences, dequantises=request.dequantises)
+    only = request.only
+    return scratch + (kept_bytes(spec, only.prompt_tokens) if only and only.keeps_logits else 0)
 
 
 def _refusal(budget: int, source: str, parts: dict[str, int]) -> ResourceError:

@@ -27,6 +27,7 @@ TOKEN_BYTES, MERGE_BYTES = 230, 100
 SERVICE_ENTRY_BYTES = 380
 
 ATTENTION_TOKENS = 256  # as in `compute_worker.forward`, which the coordinator cannot import
+KEPT_ROWS = 32  # as in `compute_worker.kept`
 SAMPLING_ROWS = 8  # float32 rows of the vocabulary: scores, probabilities, orders, copies
 PANEL_BYTES = 16 * MiB  # to turn 4 MiB of rows into float32, the reference kernels take so much
 PAGE_TABLE_SHARE = 512  # 8 bytes per 4 KiB page, in every process that maps it
@@ -67,6 +68,13 @@ def scratch_bytes(
     attention = 4 * rows * (2 * width + 4 * queries + 2 * keys)
     panel = PANEL_BYTES if dequantises else 0
     return experts + attention + panel + n_rows * 4 * spec.vocabulary_size
+
+
+def kept_bytes(spec: ModelSpec, n_tokens: int) -> int:
+    """What `eval` holds of a prompt: logits on their way to the file, and the chosen experts, as
+    int16, until its end."""
+    chosen = 2 * spec.n_layers * spec.n_active * n_tokens
+    return 4 * min(n_tokens, KEPT_ROWS) * spec.vocabulary_size + chosen
 
 
 def float_bytes(spec: ModelSpec) -> int:

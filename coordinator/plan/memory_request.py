@@ -11,6 +11,7 @@ class OnlySequence:
 
     prompt_tokens: int
     all_tokens: int
+    keeps_logits: bool = False  # `eval`: of every token of the prompt, on the way to a file
 
 
 @dataclass(frozen=True, slots=True)

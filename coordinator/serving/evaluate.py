@@ -47,9 +47,8 @@ def evaluate(command: EvalCommand, running: Running) -> int:
     """Run it; returns the exit code."""
     with Terminal() as terminal, Signals() as signals:
         n_tokens = len(command.config.prompt_tokens or ())
-        with prepared(
-            command.config, read_machine(), OnlySequence(n_tokens, n_tokens + 1)
-        ) as setup:
+        only = OnlySequence(n_tokens, n_tokens + 1, keeps_logits=True)
+        with prepared(command.config, read_machine(), only) as setup:
             tokens = prompt_tokens(setup, None, None)
             for line in setup.lines():
                 terminal.line(line)
