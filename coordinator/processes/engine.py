@@ -42,7 +42,7 @@ from coordinator.processes.health import Health
 from coordinator.processes.launch import HTTP, Child, ChildSpec
 from coordinator.processes.listener import Front, Listener
 from coordinator.processes.memory_watch import MemoryWatch
-from coordinator.processes.restarts import MAX_DEATHS, Restarts
+from coordinator.processes.restarts import Restarts
 from coordinator.processes.totals import Totals
 from io_worker.reader import ModelFile
 from shm.messages import (
@@ -56,7 +56,7 @@ from shm.messages import (
 )
 
 TICK_SECONDS = 0.5
-EXIT_MODEL, EXIT_INTERNAL = 3, 5
+EXIT_MODEL = 3
 COMPUTE = "compute"
 
 
@@ -122,9 +122,9 @@ class Engine:
         return all(self.is_up(name) for name in self._specs)
 
     def is_up(self, name: str) -> bool:
-        """Whether a process is ready."""
+        """Whether a process is ready, and not being killed."""
         child = self.children.get(name)
-        return child is not None and child.is_ready
+        return child is not None and child.is_ready and not child.is_condemned
 
     def submit(self, request: NewRequest) -> None:
         """A request joins; its tokens come to the listener while `run_once` is called."""
@@ -219,12 +219,8 @@ class Engine:
         fault = self._health.fault_of_a_file(death.code)
         if fault is not None:
             raise EngineError(EXIT_MODEL, fault)
-        exit_code = child.failure[0] if child.failure else EXIT_INTERNAL
-        if exit_code != EXIT_INTERNAL or (self.restarts.is_first(name) and not child.is_ready):
-            raise EngineError(exit_code, f"{name}: {death.why}")
-        if not self.restarts.allowed(name, time.monotonic_ns()):
-            text = f"died more than {MAX_DEATHS} times within a minute, last: {death.why}"
-            raise EngineError(EXIT_INTERNAL, f"{name}: {text}; not started again")
+        if (refusal := self.restarts.refusal(death, time.monotonic_ns())) is not None:
+            raise EngineError(refusal[0], f"{name}: {refusal[1]}")
         self._listener.on_event(
             f"event=died process={name} pid={child.process.pid} cause={death.why!r}"
         )
@@ -272,9 +268,13 @@ class Engine:
             self.totals.performed(action, time.monotonic_ns())  # nobody waits for it
 
     def send(self, name: str, message: Any) -> None:
-        """Send to a process; one that takes nothing is killed."""
+        """Send to a process that is up; one that takes nothing is killed.
+
+        One that still starts has no experts, sequences or reads that a message could be about, and
+        nobody at its socket perhaps: for the core it is not there yet.
+        """
         child = self.children.get(name)
-        if not self.children.send(name, message) and child is not None:
+        if child is not None and self.is_up(name) and not self.children.send(name, message):
             self._condemn(child, "takes no messages")
 
     # Watching
