@@ -6,7 +6,6 @@ socket. What happens to a request is told to a `Listener`.
 """
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,8 +35,10 @@ from coordinator.core.state import (
     ReaderDied,
     ReaderReady,
 )
+from coordinator.core.step_answer import fault_of
 from coordinator.processes.children import Arrived, Children, Died, Misbehaved
 from coordinator.processes.disk_use import DiskUseTotals
+from coordinator.processes.engine_error import EngineError as EngineError
 from coordinator.processes.health import Health
 from coordinator.processes.launch import HTTP, Child, ChildSpec
 from coordinator.processes.listener import Front, Listener
@@ -58,14 +59,6 @@ from shm.messages import (
 TICK_SECONDS = 0.5
 EXIT_MODEL = 3
 COMPUTE = "compute"
-
-
-class EngineError(Exception):
-    """The engine cannot go on; the text is one line, `exit_code` the process's."""
-
-    def __init__(self, exit_code: int, text: str) -> None:
-        super().__init__(text)
-        self.exit_code = exit_code
 
 
 class Engine:
@@ -175,14 +168,14 @@ class Engine:
         self.totals.received(child.name, message, time.monotonic_ns())
         match message:
             case _ if child.name == COMPUTE and isinstance(message, OF_COMPUTE):
-                self._from_compute(message)
+                self._from_compute(child, message)
             case SlabsReady() | ReadFailed():
                 self.handle(FromReader(child.name, message))
             case Progress(phase, done, total):
                 self._health.watch.observe(child.name, (done,), time.monotonic_ns())
                 self._listener.on_progress(child.name, phase, done, total)
-            case Ready(_, detail):
-                self._ready(child, detail)
+            case Ready() if not child.is_ready:
+                self._ready(child)
             case BlocksSaved(request, error) if child.name == COMPUTE:
                 self.saved[request] = error
             case _ if self._front is not None and child.name == HTTP:
@@ -190,7 +183,13 @@ class Engine:
             case _:
                 self._condemn(child, f"sent an unexpected {type(message).__name__}")
 
-    def _from_compute(self, message: Any) -> None:
+    def _from_compute(self, child: Child, message: Any) -> None:
+        if isinstance(message, StepDone):
+            fault = fault_of(message, self.core.requests.running_step)
+            if fault is not None:
+                self._condemn(child, fault)
+        if child.is_condemned:
+            return  # who goes wrong, or hangs, is heard no more
         self.handle(FromCompute(message))
         if isinstance(message, StepDone):
             self._listener.on_step(message)
@@ -198,9 +197,8 @@ class Engine:
             slots = ",".join(str(lease.slot) for lease in message.lost)
             self._listener.on_event(f"event=slots_lost layer={message.layer} slots={slots}")
 
-    def _ready(self, child: Child, detail: str) -> None:
+    def _ready(self, child: Child) -> None:
         child.is_ready = True
-        child.detail = json.loads(detail)
         self.disk_use.begin(child.process.pid)
         self._health.watch.begin(child.name, time.monotonic_ns())
         if child.name in self.totals.readers:
