@@ -111,6 +111,17 @@ def test_what_nobody_asked_compute_to_adopt_says_nothing() -> None:
     assert run.core.residency.slots.count(SlotState.ADOPTED) == N_ALL
 
 
+def test_what_compute_was_not_told_to_give_up_stays_its_own() -> None:
+    run = settled()
+    assert run.handle(FromCompute(Dropped((0, 1)))) == []
+    assert run.core.residency.slots.count(SlotState.ADOPTED) == N_ALL
+    run = loaded()
+    run.handle(Continue())
+    assert run.handle(FromCompute(Dropped((0,)))) == [], "on its way there"
+    assert settle(run)
+    assert run.core.residency.slots.count(SlotState.ADOPTED) == N_ALL
+
+
 def test_a_layer_moves_part_by_part_one_at_a_time() -> None:
     run = loaded()
     standing, adopt = (a.message for a in run.handle(Continue()) if isinstance(a, ToCompute))
