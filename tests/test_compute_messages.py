@@ -24,12 +24,14 @@ from shm.messages import (
     Progress,
     Ready,
     Release,
+    Sampled,
     SlotLease,
     SlotsLost,
+    TokenLogprob,
     encode,
 )
 
-N_LAYERS, N_EXPERTS = 4, 8
+N_LAYERS, N_EXPERTS, N_TOKENS = 4, 8, 500
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +39,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pressed_model(tmp_path_factory.mktemp("model"))
 
 
-def decoder_of(model: Path) -> Callable[[bytes], Any]:
-    """What hears a compute worker that has a pool."""
-    return decoder_for_model(resolve(open_model(model)).slabs, has_pool=True)
+def decoder_of(model: Path, *, has_pool: bool = True) -> Callable[[bytes], Any]:
+    """What hears a compute worker."""
+    return decoder_for_model(resolve(open_model(model)).slabs, N_TOKENS, has_pool=has_pool)
 
 
 def known(layer: int, *experts: int, n_tokens: int = 1) -> KnownLayer:
@@ -55,6 +57,7 @@ GOOD = need(N_LAYERS - 1, [0, N_EXPERTS - 1])
         GOOD,
         GOOD._replace(known=(0,), predicted=(7,), earlier=(known(0, 0, 7),)),
         dataclasses.replace(done(1), earlier=(known(3, 7), known(0, 0))),
+        done(1, sampled=(Sampled(1, 499, 0.0, (TokenLogprob(499, 0.0),)),)),
         Adopted(3, True),
         Dropped((0, 3)),
         Guess(3, (7,)),
@@ -86,6 +89,8 @@ def test_what_the_model_has_is_heard(model: Path, message: Any) -> None:
         dataclasses.replace(done(1), earlier=(KnownLayer(0, GOOD.experts, (N_EXPERTS,)),)),
         Guess(N_LAYERS, (0,)),
         Guess(0, (N_EXPERTS,)),
+        done(1, sampled=(Sampled(1, 500, 0.0),)),
+        done(1, sampled=(Sampled(1, 0, 0.0, (TokenLogprob(500, 0.0),)),)),
         Adopted(N_LAYERS, True),
         Dropped((0, N_LAYERS)),
     ],
@@ -121,10 +126,9 @@ def test_a_layer_asks_once_and_after_those_before_it(model: Path) -> None:
     ids=lambda message: type(message).__name__,
 )
 def test_without_a_pool_nobody_tells_of_one(model: Path, message: Any) -> None:
-    slabs = resolve(open_model(model)).slabs
-    assert decoder_for_model(slabs, has_pool=True)(encode(message)) == message
+    assert decoder_of(model)(encode(message)) == message
     with pytest.raises(MessageError, match="expected nothing of slots"):
-        decoder_for_model(slabs, has_pool=False)(encode(message))
+        decoder_of(model, has_pool=False)(encode(message))
 
 
 @pytest.mark.parametrize("detail", ["", "{", "[]", "{}", "[" * 100_000])
@@ -157,6 +161,7 @@ class Wrong:
             "expected nothing of slots or lasting grants, found StepDone",
             ("--reader", "mmap", "--io-workers", "0"),
         ),
+        Wrong("Need", "message._replace(step=999)", "sent Need of step 999"),
         Wrong("StepDone", "replace(message, step=999)", "sent StepDone of step 999"),
         Wrong("StepDone", "replace(message, sampled=2 * message.sampled)", "wants no more tokens"),
     ],

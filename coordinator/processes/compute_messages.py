@@ -1,5 +1,5 @@
-"""What the compute worker says, held against the model: layers and experts that there are, and one
-`Need` for each layer of a step, in order.
+"""What the compute worker says, held against the model: layers, experts and tokens that there are,
+and one `Need` for each layer of a step, in order.
 
 A worker that goes wrong may name others, or ask twice. The decision core counts, evicts and reads
 by these numbers and asks no more, so such a message is worth no more than one that cannot be read:
@@ -22,16 +22,17 @@ from shm.messages import (
     Ready,
     SlotsLost,
     StepDone,
+    TokenLogprob,
     decode,
 )
 
 BEFORE_ALL = (-1, -1)  # (step, layer)
 
 
-def decoder_for_model(slabs: SlabTable, *, has_pool: bool) -> Callable[[bytes], Any]:
-    """`shm.messages.decode`, which then also raises `MessageError` for what the model has not, for
-    what only a pool has where there is none, and for a `Need` that does not follow the last one
-    since `Hello`."""
+def decoder_for_model(slabs: SlabTable, n_tokens: int, *, has_pool: bool) -> Callable[[bytes], Any]:
+    """`shm.messages.decode`, which then also raises `MessageError` for what the model has not (its
+    vocabulary has `n_tokens`), for what only a pool has where there is none, and for a `Need` that
+    does not follow the last one since `Hello`."""
     layers = frozenset(layer.layer for layer in slabs.layers)
     last_need = BEFORE_ALL
 
@@ -54,6 +55,9 @@ def decoder_for_model(slabs: SlabTable, *, has_pool: bool) -> Callable[[bytes], 
                 _check(message.predicted, range(slabs.n_experts), "experts of the model")
             case Guess():
                 _check(message.experts, range(slabs.n_experts), "experts of the model")
+            case StepDone():
+                drawn = [each for s in message.sampled for each in (s.token, *_tokens(s.top))]
+                _check(drawn, range(n_tokens), "tokens of the model")
             case Dropped():
                 _check(message.layers, layers, "layers of the model")
         if isinstance(message, Need | Guess | Adopted):
@@ -68,6 +72,10 @@ def decoder_for_model(slabs: SlabTable, *, has_pool: bool) -> Callable[[bytes], 
         return message
 
     return decode_checked
+
+
+def _tokens(top: Iterable[TokenLogprob]) -> list[int]:
+    return [each.token for each in top]
 
 
 def _without_a_pool(message: object) -> str:

@@ -48,6 +48,7 @@ from coordinator.processes.totals import Totals
 from io_worker.reader import ModelFile
 from shm.messages import (
     BlocksSaved,
+    Need,
     Progress,
     ReadFailed,
     Ready,
@@ -184,7 +185,7 @@ class Engine:
                 self._condemn(child, f"sent an unexpected {type(message).__name__}")
 
     def _from_compute(self, child: Child, message: Any) -> None:
-        if isinstance(message, StepDone):
+        if isinstance(message, Need | StepDone):
             fault = fault_of(message, self.core.requests.running_step)
             if fault is not None:
                 self._condemn(child, fault)
