@@ -53,6 +53,9 @@ def main() -> None:
             link.close()
             context.term()
             os._exit(4)
+        if name == "ready with rubbish":
+            link.send(encode(Ready(name, "{")))
+            time.sleep(60)
         if name == "hello twice":
             link.send(encode(hello))
         if name == "finishes others":

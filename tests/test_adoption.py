@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 
 import pytest
-from simulation import SLAB_BYTES, Engine, done, engine, need
+from simulation import SLAB_BYTES, Engine, done, engine, need, policy_geometry
 
 from coordinator.core.actions import Action, PunchSlots, ToCompute, ToWorker, VacateSlots
+from coordinator.core.policies import Policy
+from coordinator.core.policy_choice import POLICIES
 from coordinator.core.slots import SlotState
 from coordinator.core.state import (
     ComputeDied,
@@ -28,6 +30,7 @@ from shm.messages import (
     Revoke,
     Sampling,
     SlabsReady,
+    SlotLease,
     SlotsPunched,
     Step,
     Submit,
@@ -37,9 +40,15 @@ N_LAYERS, N_EXPERTS = 4, 4  # three experts move at once
 N_ALL = N_LAYERS * N_EXPERTS
 
 
-def loaded(*, adopts: bool = True, n_readers: int = 2) -> Engine:
+def loaded(
+    *,
+    adopts: bool = True,
+    n_readers: int = 2,
+    shape: tuple[int, int, int] = (N_LAYERS, N_EXPERTS, N_ALL),
+    policy: Policy | None = None,
+) -> Engine:
     """Everything is read and nothing has moved."""
-    run = engine(N_LAYERS, N_EXPERTS, N_ALL, n_readers=n_readers)
+    run = engine(*shape, n_readers=n_readers, policy=policy)
     run.handle(ComputeReady(adopts))
     preload = run.core.residency.preload(run.core.residency.geometry.all_keys())
     for action in preload:
@@ -98,6 +107,17 @@ def test_what_nobody_asked_compute_to_adopt_says_nothing() -> None:
     assert isinstance(run.inbox[-1], Adopt)
     assert run.handle(FromCompute(Adopted(1, True))) == [], "another layer is under way"
     run.core.check()
+    assert settle(run)
+    assert run.core.residency.slots.count(SlotState.ADOPTED) == N_ALL
+
+
+def test_what_compute_was_not_told_to_give_up_stays_its_own() -> None:
+    run = settled()
+    assert run.handle(FromCompute(Dropped((0, 1)))) == []
+    assert run.core.residency.slots.count(SlotState.ADOPTED) == N_ALL
+    run = loaded()
+    run.handle(Continue())
+    assert run.handle(FromCompute(Dropped((0,)))) == [], "on its way there"
     assert settle(run)
     assert run.core.residency.slots.count(SlotState.ADOPTED) == N_ALL
 
@@ -284,3 +304,27 @@ def test_a_read_that_fails_leaves_its_layer_in_the_pool() -> None:
     assert settle(run) == [layer for layer in range(N_LAYERS) if layer != lost.layer]
     late = SlabsReady(lost.lease, 1, 2, SLAB_BYTES, 0)
     assert run.handle(FromReader(name, late)) == []
+
+
+@pytest.mark.parametrize("name", ["static", "calibrated"])
+def test_what_is_left_of_the_pool_may_be_hot_from_end_to_end(name: str) -> None:
+    """The hot set takes its room from all slots, and the slots with its colder keys are adopted."""
+    n_layers, n_experts = 8, 16
+    n_slots = n_layers * n_experts
+    keys = [(layer, expert) for layer in range(n_layers) for expert in range(n_experts)]
+    usage = {key: float(number) for number, key in enumerate(keys)}
+    policy = POLICIES[name](policy_geometry(n_layers, n_slots), usage, 2)
+    run = loaded(shape=(n_layers, n_experts, n_slots), policy=policy)
+    settle(run)
+    run.handle(PoolTarget((n_slots - 2 * n_experts,)))
+    settle(run)
+    slots = run.core.residency.slots
+    assert slots.count(SlotState.ADOPTED) == n_slots // 2
+    held: tuple[SlotLease, ...] = ()
+    for number in range(60):
+        first = number // 3 * 2 % n_experts
+        experts = [first, first + 1]
+        computed, held = run.run_layer(need(5 + number % 3, experts, held))
+        assert sorted(computed) == sorted(experts)
+    left = {key for key, slot in slots.resident() if slot.state is SlotState.READY}
+    assert left <= policy.hot

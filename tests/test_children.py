@@ -69,6 +69,7 @@ def news_until(children: Children, *kinds: type) -> list[News]:
     [
         ("rubbish", "sent rubbish (message: not valid msgpack"),
         ("ready before hello", "sent Ready before Hello"),
+        ("ready with rubbish", "sent rubbish (message: expected a Ready with JSON"),
         ("other protocol", "is not the process that was started"),
         ("other name", "is not the process that was started"),
         ("other pid", "is not the process that was started"),

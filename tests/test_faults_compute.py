@@ -15,6 +15,7 @@ import pytest
 from faults import Session, pressed_model, session
 
 from coordinator.core.slots import SlotState
+from coordinator.core.state import PoolTarget
 from shm.pool import HEADER
 
 PROMPT = list(range(30, 60))
@@ -78,6 +79,25 @@ def test_compute_killed_at_random_moments(model: Path, expected: dict[int, list[
         run.submit(1, PROMPT, N_NEW)
         assert run.finish(1) == expected[1]
         run.check_idle()
+
+
+def test_a_pool_that_shrinks_while_compute_starts_again(
+    model: Path, expected: dict[int, list[int]]
+) -> None:
+    """Who starts hears of no eviction: it holds nothing."""
+    with session(model, "--pool", "60%") as run:
+        run.submit(1, PROMPT, N_NEW)
+        assert run.finish(1) == expected[1]
+        dead = run.child("compute")
+        run.kill("compute")
+        run.run_until(lambda: run.engine.children.get("compute") not in (dead, None))
+        usable = run.engine.core.residency.slots.usable_of_class()
+        run.engine.handle(PoolTarget(tuple(n_slots // 2 for n_slots in usable)))
+        assert run.engine.core.residency.resized.slots_retired > 0
+        run.child("compute")
+        run.submit(2, PROMPT, N_NEW)
+        assert run.finish(2) == expected[2]
+        assert run.engine.restarts.counts == {"compute": 1}
 
 
 def test_all_processes_killed_at_once(model: Path, expected: dict[int, list[int]]) -> None:

@@ -176,6 +176,32 @@ def test_a_guess_that_becomes_a_demand_is_read_once() -> None:
     core.check()
 
 
+def test_a_demand_overtakes_a_guess() -> None:
+    core = residency(prefetch=Acting("previous-token"))
+    core.worker_ready("io0", 1)
+
+    def read_all(actions: list[Action]) -> list[tuple[int, int]]:
+        found = []
+        while reads := reads_of(actions):
+            ((_, read),) = reads
+            found.append((read.layer, read.expert))
+            actions = core.handle_ready("io0", ready(read))
+        return found
+
+    for layer, experts in ((0, [0, 3]), (1, [1, 2])):
+        read_all(core.serve(need(layer, experts)))
+    actions = core.serve(need(0, [0, 3]))
+    for _ in range(2):
+        ((_, read),) = reads_of(actions)
+        actions = core.handle_ready("io0", ready(read))
+    ((_, guess),) = reads_of(actions)
+    assert (guess.layer, guess.expert) == (1, 1), "and (1, 2) is queued"
+    assert core.serve(need(1, [0, 3])) == []
+    demanded = read_all(core.handle_ready("io0", ready(guess)))
+    assert demanded[:3] == [(1, 0), (1, 3), (1, 2)]
+    core.check()
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_random_runs_grant_every_expert_once(seed: int) -> None:
     rng = random.Random(seed)

@@ -345,10 +345,23 @@ def test_a_smaller_pool_has_a_smaller_hot_set() -> None:
     policy = Static(GEOMETRY, USAGE, lambda n_slots: n_slots - 2)
     for key in USAGE:
         policy.admit(key, 1)
-    assert anyone(policy, 0) is None
     policy.resize((3, 9), 2)
     assert policy.hot == {(0, 1), (1, 3), (3, 0)}
     assert anyone(policy, 0) in {(2, 4), (0, 5)}
+
+
+def test_where_only_the_hot_set_is_left_its_least_used_go() -> None:
+    """Who else there was is adopted, which a policy does not hear of."""
+    policy = Static(GEOMETRY, USAGE, lambda n_slots: n_slots - 2)
+    for key in USAGE:
+        policy.admit(key, 1)
+    coldest = min((key for key in USAGE if class_of(key) == 0), key=lambda key: USAGE[key])
+    assert anyone(policy, 0) == coldest
+    assert policy.victim(0, layers_beside(0), lambda key: key == coldest) not in (None, coldest)
+    assert policy.victim(0, layers_beside(0), lambda _: True) is None
+    for expert in range(6, 10):  # now the hot set has its room again
+        policy.admit((0, expert), 2)
+    assert policy.victim(0, layers_beside(0), lambda key: key not in USAGE) is None
 
 
 def test_calibrated_learns_from_the_first_tokens() -> None:

@@ -1,5 +1,6 @@
 """The judgement of memory pressure, and what it is judged from."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,39 @@ def test_steps_hold_a_slot_of_every_class() -> None:
     judge = Pressure(FULL, SMALLEST, 500 * MiB, 100 * MiB)
     judged(judge, 0, FULL, 0.0)
     assert judged(judge, 2000, 700 * MiB, QUIET_SECONDS) == 1200 * MiB
+
+
+SLOT = 5 * MiB  # a whole pool has 300
+
+
+def changes_of_pool(spare: int, others: Iterable[int]) -> list[int]:
+    """Sizes of a pool in slots, each time that it changes; what others hold, in MiB, at each look,
+    20 in a second."""
+    judge = pressure(spare * MiB)
+    pool, sizes = FULL, [FULL // SLOT]
+    for number, taken in enumerate(others):
+        room = spare - taken + (FULL - pool) / MiB
+        target = judged(judge, room, pool, number / 20)
+        pool = pool if target is None else target // SLOT * SLOT
+        if pool // SLOT != sizes[-1]:
+            sizes.append(pool // SLOT)
+    return sizes
+
+
+@pytest.mark.parametrize("drift", [0, 4, 8])
+def test_a_little_that_others_keep_does_not_keep_the_pool_short(drift: int) -> None:
+    sizes = changes_of_pool(64, [*[drift] * 100, *[400] * 200, *[drift] * 1200])
+    assert min(sizes) < 250
+    assert sizes[-1] == 300
+    assert sizes[sizes.index(min(sizes)) :] == sorted(sizes[sizes.index(min(sizes)) :])
+
+
+def test_what_was_too_early_is_tried_less_and_less_often() -> None:
+    """Others take what the last step left, every minute for an hour."""
+    minute = [*[8] * 1100, *range(8, 20), *[20] * 88]
+    sizes = changes_of_pool(64, [*[400] * 200, *minute * 60])
+    assert sizes.count(300) <= 5
+    assert sizes[-1] >= 290
 
 
 @given(

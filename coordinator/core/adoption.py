@@ -68,8 +68,9 @@ class Adoption:
         read because layers may stand again."""
         if isinstance(moved, Adopted):
             return self._adopted(moved, now), []
-        self._leaving.difference_update(moved.layers)
-        for layer in moved.layers:
+        gone = self._leaving.intersection(moved.layers) - self.moving
+        self._leaving -= gone  # who goes wrong names layers that it was not told to give up
+        for layer in sorted(gone):
             self._drop(layer)
         return [], self._grants.lacking()
 

@@ -70,7 +70,7 @@ class Guesses:
     def read(self, layer: ServedLayer | None, now: int) -> list[Action]:
         """Fill free slots with guesses, if nothing else is read; `layer` is the one at hand."""
         if layer is None or not layer.n_waiting:
-            self._reads.push(self._geometry.read_of(slot) for slot in self._seat(now))
+            self._reads.push_ahead(self._geometry.read_of(slot) for slot in self._seat(now))
         return self._reads.dispatch()
 
     def _seat(self, now: int) -> list[Slot]:

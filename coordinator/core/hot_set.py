@@ -4,6 +4,7 @@ They keep the rules of `policies`; the rest of the pool is least recently used.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from coordinator.core.policies import IsLocked, Key, Lru, PolicyGeometry
@@ -19,7 +20,9 @@ class Static:
     """A hot set from use counts of other runs, the most used first.
 
     It takes as many slots of each class as `room` says. When the pool shrinks, its least used keys
-    become like all others.
+    become like all others. Compute may have the content of many slots in memory of its own: then
+    what is left may hold more of the hot set than there is `room` for, and its least used keys go
+    where no others can.
     """
 
     def __init__(self, geometry: PolicyGeometry, usage: Mapping[Key, float], room: Room) -> None:
@@ -30,6 +33,8 @@ class Static:
         self._rest = Lru(geometry)
         self._ranking: Sequence[Key] = ()
         self._resident: set[Key] = set()
+        self._n_resident: Counter[int] = Counter()  # by class
+        self._n_hot: Counter[int] = Counter()  # of them
         self.choose(usage, 0)
 
     def choose(self, usage: Mapping[Key, float], now: int) -> None:
@@ -43,18 +48,26 @@ class Static:
 
     def admit(self, key: Key, now: int) -> None:
         """See `Policy`."""
-        self._resident.add(key)
+        if key not in self._resident:
+            self._resident.add(key)
+            self._count(key, 1)
         if key not in self.hot:
             self._rest.admit(key, now)
 
     def forget(self, key: Key) -> None:
         """See `Policy`."""
-        self._resident.discard(key)
+        if key in self._resident:
+            self._resident.remove(key)
+            self._count(key, -1)
         self._rest.forget(key)
 
     def victim(self, layer: int, among: Sequence[int], is_locked: IsLocked) -> Key | None:
         """See `Policy`."""
-        return self._rest.victim(layer, among, is_locked)
+        found = self._rest.victim(layer, among, is_locked)
+        slot_class = self._geometry.class_of_layer[layer]
+        if found is None and self._n_hot[slot_class] > self._room_in(self._n_resident[slot_class]):
+            found = self._coldest(among, is_locked)
+        return found
 
     def resize(self, slots_of_class: tuple[int, ...], now: int) -> None:
         """See `Policy`."""
@@ -65,9 +78,28 @@ class Static:
         for key in sorted(before - self.hot):
             if key in self._resident:
                 self._rest.admit(key, now)
+        class_of_layer = self._geometry.class_of_layer
+        self._n_hot = Counter(class_of_layer[key[0]] for key in self.hot & self._resident)
+
+    def _count(self, key: Key, change: int) -> None:
+        slot_class = self._geometry.class_of_layer[key[0]]
+        self._n_resident[slot_class] += change
+        if key in self.hot:
+            self._n_hot[slot_class] += change
+
+    def _coldest(self, among: Sequence[int], is_locked: IsLocked) -> Key | None:
+        """The least used of the hot set that may go."""
+        held = self.hot & self._resident
+        for key in reversed(self._ranking):
+            if key in held and key[0] in among and not is_locked(key):
+                return key
+        return None
+
+    def _room_in(self, n_slots: int) -> int:
+        return max(0, self._room(n_slots))
 
     def _hottest(self) -> Iterable[Key]:
-        room = [max(0, self._room(n_slots)) for n_slots in self._slots_of_class]
+        room = [self._room_in(n_slots) for n_slots in self._slots_of_class]
         for key in self._ranking:
             slot_class = self._geometry.class_of_layer.get(key[0])
             if slot_class is not None and room[slot_class] > 0:

@@ -116,7 +116,8 @@ class PageCacheResidency:
         if not self._warms:
             return [ToCompute(self._grant_at_once(need, experts))]
         self._need, self._missing = need, experts
-        self._warm((need.layer, expert) for expert in sorted(experts))
+        keys = [(need.layer, expert) for expert in sorted(experts)]
+        self._reads.demand({self._lease(key).slot for key in keys}, self._to_warm(keys))
         return self._reads.dispatch() + self._warm_guesses()
 
     def handle_guess(self, guess: Guess) -> list[Action]:
@@ -144,11 +145,11 @@ class PageCacheResidency:
         self.prefetch.note_evicted(wasted)
         self._guesses.clear()
 
-    def _warm(self, keys: Iterable[Key]) -> None:
-        for key in keys:
-            if key not in self._warming:
-                self._warming.add(key)
-                self._reads.push([self._read_of(key)])
+    def _to_warm(self, keys: Iterable[Key]) -> list[SlabRead]:
+        """Reads of those that nobody reads yet."""
+        new = [key for key in keys if key not in self._warming]
+        self._warming.update(new)
+        return [self._read_of(key) for key in new]
 
     def _warm_guesses(self) -> list[Action]:
         """Use idle readers for experts that the next layer will probably need."""
@@ -158,7 +159,7 @@ class PageCacheResidency:
         for key in new[:MAX_READ_AT_ONCE]:
             self._guesses.append(key)
             self.prefetch.note_issued(key)
-            self._warm([key])
+            self._reads.push_ahead(self._to_warm([key]))
         return self._reads.dispatch()
 
     # Answers of the readers

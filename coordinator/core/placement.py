@@ -63,9 +63,9 @@ class Placement:
         self._expected = frozenset(keys)
 
     def clear(self, slot_class: int) -> bool:
-        """Free one more slot of a class; False where nobody can go."""
+        """Free one more slot of a class; False where nobody can go, or only who is hot."""
         layers = self._layers_of_class[slot_class]
-        return self._evict(self._policy.victim(layers[0], layers, self._is_locked)) is not None
+        return self._evict(self._policy.victim(layers[0], layers, self._is_kept)) is not None
 
     def clear_for(self, layer: int) -> bool:
         """The same for an expert that a prompt will need in this layer, whose own experts wait for
@@ -75,7 +75,7 @@ class Placement:
         if n_own >= self._share_of_layer[layer]:
             return False
         among = [each for each in self._layers_of_class[slot_class] if each != layer]
-        return self._evict(self._policy.victim(layer, among, self._is_locked)) is not None
+        return self._evict(self._policy.victim(layer, among, self._is_kept)) is not None
 
     def lease(self, slot: Slot, key: Key, now: int) -> Slot:
         """Begin to fill a slot with the key."""
@@ -189,6 +189,9 @@ class Placement:
             self._policy.forget(evicted)
             self._evicted.append(evicted)
         self._policy.admit(key, now)
+
+    def _is_kept(self, key: Key) -> bool:
+        return key in self._policy.hot or self._is_locked(key)
 
     def _is_locked(self, key: Key) -> bool:
         return key in self._expected or self._is_in_use(key)

@@ -4,7 +4,10 @@ Judged from the room: what may still be allocated before the limit (see `memory_
 uses its whole budget leaves `spare_bytes` of it. When somebody else takes more than half of that,
 or is about to, the pool gives up what brings the room back above `high`, and what they will take
 meanwhile. When the room stayed above `high` for a while, the pool grows back in small steps, as far
-as the room stays above `high` with each of them.
+as the room stays above `high` with each of them. Programs hold a little more memory as time goes
+by, and `high` may lie closer to `spare` than that: so that the pool does not stay a slot short for
+good, the last step may leave less, when there was room for it for some time. If that turns out to
+have been too early, the next time is later.
 
     room:  0 ....... low ....... high ....... spare
              shrink        stay         grow
@@ -27,6 +30,9 @@ GROW_BYTES = 32 * MiB  # allocating so much keeps the coordinator busy for some 
 GROW_STEPS = 32  # at most, from nothing to all: with `GROW_SECONDS` some 16 s
 GROW_SECONDS = 0.5  # between two steps
 QUIET_SECONDS = 5.0  # of enough room before the pool grows
+LAST_STEP_QUIET_SECONDS = (
+    20.0  # before the step that leaves less than `high`; doubled when too early
+)
 
 
 class Pressure:
@@ -45,6 +51,9 @@ class Pressure:
         self._smallest_bytes = smallest_bytes
         self._step_bytes = max(GROW_BYTES, full_bytes // GROW_STEPS, unit_bytes)
         self._grow_at: float | None = None  # when the pool may grow next; None: not before a shrink
+        self._last_step_at: float | None = None  # for the step that leaves less than `high`
+        self._last_step_quiet_seconds = LAST_STEP_QUIET_SECONDS
+        self._leaves_less = False  # the pool is whole by such a step
         self._last: tuple[float, int] | None = None  # the last look: when, and room + ours
 
     def target(
@@ -54,12 +63,18 @@ class Pressure:
         processes, the pool among them."""
         taken_meanwhile = self._taken_meanwhile(room_bytes + own_bytes, now_seconds)
         if room_bytes - taken_meanwhile < self.low_bytes:
-            self._grow_at = now_seconds + QUIET_SECONDS
+            self._grow_at, self._last_step_at = now_seconds + QUIET_SECONDS, None
+            if self._leaves_less:
+                self._leaves_less = False
+                self._last_step_quiet_seconds *= 2
             missing = max(SHRINK_BYTES, self.high_bytes - room_bytes + taken_meanwhile)
             target = max(self._smallest_bytes, pool_bytes - missing)
             return target if target < pool_bytes else None
         if pool_bytes >= self._full_bytes:
             return None
+        if self._may_be_whole(room_bytes, self._full_bytes - pool_bytes, now_seconds):
+            self._leaves_less = True
+            return self._full_bytes
         if self._grow_at is None or room_bytes <= self.high_bytes:
             self._grow_at = now_seconds + QUIET_SECONDS
             return None
@@ -68,6 +83,16 @@ class Pressure:
         self._grow_at = now_seconds + GROW_SECONDS
         step = min(self._step_bytes, room_bytes - self.high_bytes)
         return min(self._full_bytes, pool_bytes + step)
+
+    def _may_be_whole(self, room_bytes: int, missing_bytes: int, now_seconds: float) -> bool:
+        """Whether the last step is due that leaves the room between `low` and `high`."""
+        least = (self.low_bytes + self.high_bytes) // 2
+        if missing_bytes > self._step_bytes or room_bytes - missing_bytes < least:
+            self._last_step_at = None
+            return False
+        if self._last_step_at is None:
+            self._last_step_at = now_seconds + self._last_step_quiet_seconds
+        return now_seconds >= self._last_step_at
 
     def _taken_meanwhile(self, left_bytes: int, now_seconds: float) -> int:
         """What others will take during `LOOKAHEAD_SECONDS` if they go on as since the last look."""

@@ -1,11 +1,13 @@
 """Reads that wait for a reader and reads that are under way: who reads what, and what an answer
 is worth. Part of the decision core: no I/O, no clock.
 
-A reader holds at most `credit` slabs, so that a death loses little and no socket queue fills.
+A reader holds at most `credit` slabs, so that a death loses little and no socket queue fills. What
+a layer waits for is read before what is read ahead of time, whoever was queued first. Nothing that
+is decided about slots depends on this order.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 
 from coordinator.core.actions import Action, ToWorker
@@ -24,14 +26,16 @@ class ReadDispatch:
 
     def __init__(self) -> None:
         self._readers: dict[str, _Reader] = {}
-        self._queue: deque[SlabRead] = deque()
+        self._queue: deque[SlabRead] = deque()  # somebody waits for these
+        self._ahead: deque[SlabRead] = deque()  # nobody does: they come after all others
         self._used: dict[SlotLease, str] = {}  # compute had them before we heard: of which reader
         self._unheard: set[SlotLease] = set()  # of these a compute worker may hear that is dead
 
     @property
     def n_loading(self) -> int:
         """Reads that are queued, or that some reader has and has not answered."""
-        return len(self._queue) + sum(len(reader.reading) for reader in self._readers.values())
+        n_queued = len(self._queue) + len(self._ahead)
+        return n_queued + sum(len(reader.reading) for reader in self._readers.values())
 
     @property
     def names(self) -> list[str]:
@@ -62,22 +66,31 @@ class ReadDispatch:
         self._unheard.difference_update(read.lease for read in left)
         return left
 
-    def push(self, reads: Iterable[SlabRead]) -> None:
-        """Queue reads behind all others."""
+    def demand(self, slots: Set[int], reads: Iterable[SlabRead]) -> None:
+        """A layer waits for what is read into these slots, and for nothing else: what is queued of
+        it comes first, then `reads`, which are new."""
+        if self._queue or self._ahead:
+            queued = (*self._queue, *self._ahead)
+            self._queue = deque(read for read in queued if read.lease.slot in slots)
+            self._ahead = deque(read for read in queued if read.lease.slot not in slots)
         self._queue.extend(reads)
+
+    def push(self, reads: Iterable[SlabRead]) -> None:
+        """Queue reads that the layer waits for, too."""
+        self._queue.extend(reads)
+
+    def push_ahead(self, reads: Iterable[SlabRead]) -> None:
+        """Queue reads that nobody waits for, behind all others."""
+        self._ahead.extend(reads)
 
     def push_front(self, reads: list[SlabRead]) -> None:
         """Queue reads before all others, in their order."""
         self._queue.extendleft(reversed(reads))
 
-    def drop_unless(self, keep: Callable[[SlabRead], bool]) -> None:
-        """Forget queued reads that nobody wants any more."""
-        self._queue = deque(read for read in self._queue if keep(read))
-
     def dispatch(self) -> list[Action]:
         """Hand queued reads to readers with credit, the least busy first."""
         batches: dict[str, list[SlabRead]] = {}
-        while self._queue:
+        while self._queue or self._ahead:
             free = [
                 (len(reader.reading), name)
                 for name, reader in self._readers.items()
@@ -86,7 +99,7 @@ class ReadDispatch:
             if not free:
                 break
             name = min(free)[1]
-            read = self._queue.popleft()
+            read = (self._queue or self._ahead).popleft()
             self._readers[name].reading[read.lease.slot] = read
             batches.setdefault(name, []).append(read)
         return [ToWorker(name, ReadSlabs(tuple(reads))) for name, reads in batches.items()]

@@ -30,7 +30,7 @@ from coordinator.core.reads import ReadDispatch
 from coordinator.core.repair import given_up, gone_in_use, read_again
 from coordinator.core.resizing import Resizing
 from coordinator.core.returned import Returns
-from coordinator.core.seating import UNDER_WAY, find_seated, seat_layer
+from coordinator.core.seating import UNDER_WAY, find_seated, seat_layer, waited_for
 from coordinator.core.served_layer import Arrival, ServedLayer
 from shm.messages import (
     Abort,
@@ -130,7 +130,7 @@ class Residency:
             self._guesses.expect()
         seats = (self._placement, self.geometry, layer, hits, misses, self._noted.n_needs)
         loading = seat_layer(*seats, whole_layers=self._whole_layers)
-        self._reads.push(self.geometry.read_of(slot) for slot in loading)
+        self._reads.demand(waited_for(self.slots, layer), map(self.geometry.read_of, loading))
         yield from self._reads.dispatch()
         retiring = self._resizing.may_evict()
         if not layer.n_waiting:
@@ -287,9 +287,9 @@ class Residency:
         return self._tell_evictions() + actions + self._reads.dispatch()
 
     def preload(self, keys: Sequence[Key]) -> list[Action]:
-        """Read these into free slots before the first step, as far as free slots go."""
+        """Read these into free slots, as far as those go, before anybody waits for them."""
         leased = self._placement.fill_free(keys, self.n_needs)
-        self._reads.push(self.geometry.read_of(slot) for slot in leased)
+        self._reads.push_ahead(self.geometry.read_of(slot) for slot in leased)
         return self._reads.dispatch()
 
     def check(self) -> None:

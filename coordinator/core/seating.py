@@ -53,6 +53,13 @@ def seat_layer(
     return loading
 
 
+def waited_for(slots: SlotTable, layer: ServedLayer) -> set[int]:
+    """Numbers of the slots whose reads the layer waits for: to use what they bring, or to have the
+    slot after that."""
+    found = [slots.find((layer.need.layer, expert)) for expert in layer.missing | layer.rest]
+    return {slot.number for slot in found if slot is not None} | layer.takes_over.keys()
+
+
 def _seat(
     placement: Placement,
     layer: ServedLayer,

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import zmq
 
 from coordinator.processes.launch import Child, ChildSpec, start_child
+from coordinator.processes.ready_detail import detail_of
 from shm.codec import MessageError
 from shm.link import has_message, remove_left_directories, send_now
 from shm.messages import (
@@ -22,6 +23,7 @@ from shm.messages import (
     Failed,
     Heartbeat,
     Hello,
+    Ready,
     Stop,
     Welcome,
     encode,
@@ -166,6 +168,8 @@ class Children:
     def _news_of(self, child: Child, data: bytes) -> News | None:
         try:
             message = child.spec.decode(data)
+            if isinstance(message, Ready):
+                child.detail = detail_of(message)
         except MessageError as error:
             return Misbehaved(child, f"sent rubbish ({error})")
         match message:

@@ -1,5 +1,5 @@
-"""What the compute worker says, held against the model: layers and experts that there are, and one
-`Need` for each layer of a step, in order.
+"""What the compute worker says, held against the model: layers, experts and tokens that there are,
+and one `Need` for each layer of a step, in order.
 
 A worker that goes wrong may name others, or ask twice. The decision core counts, evicts and reads
 by these numbers and asks no more, so such a message is worth no more than one that cannot be read:
@@ -9,16 +9,30 @@ its sender is killed and started again. This module does not know what the messa
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
+from coordinator.processes.ready_detail import detail_of
 from io_worker.slabs import SlabTable
 from shm.codec import MessageError
-from shm.messages import Adopted, Dropped, ExpertUse, Guess, Hello, Need, StepDone, decode
+from shm.messages import (
+    Adopted,
+    Dropped,
+    ExpertUse,
+    Guess,
+    Hello,
+    Need,
+    Ready,
+    SlotsLost,
+    StepDone,
+    TokenLogprob,
+    decode,
+)
 
 BEFORE_ALL = (-1, -1)  # (step, layer)
 
 
-def decoder_for_model(slabs: SlabTable) -> Callable[[bytes], Any]:
-    """`shm.messages.decode`, which then also raises `MessageError` for what the model has not, and
-    for a `Need` that does not follow the last one since `Hello`."""
+def decoder_for_model(slabs: SlabTable, n_tokens: int, *, has_pool: bool) -> Callable[[bytes], Any]:
+    """`shm.messages.decode`, which then also raises `MessageError` for what the model has not (its
+    vocabulary has `n_tokens`), for what only a pool has where there is none, and for a `Need` that
+    does not follow the last one since `Hello`."""
     layers = frozenset(layer.layer for layer in slabs.layers)
     last_need = BEFORE_ALL
 
@@ -28,6 +42,10 @@ def decoder_for_model(slabs: SlabTable) -> Callable[[bytes], Any]:
         match message:
             case Hello():
                 last_need = BEFORE_ALL
+            case Ready() if "experts_in" not in detail_of(message):
+                raise MessageError("message: expected a Ready that says where experts will lie")
+            case SlotsLost() | Adopted() | Dropped() if not has_pool:
+                raise MessageError(_without_a_pool(message))
             case Need():
                 if (message.step, message.layer) <= last_need:
                     raise MessageError(f"message: expected a Need after {last_need}")
@@ -37,11 +55,16 @@ def decoder_for_model(slabs: SlabTable) -> Callable[[bytes], Any]:
                 _check(message.predicted, range(slabs.n_experts), "experts of the model")
             case Guess():
                 _check(message.experts, range(slabs.n_experts), "experts of the model")
+            case StepDone():
+                drawn = [each for s in message.sampled for each in (s.token, *_tokens(s.top))]
+                _check(drawn, range(n_tokens), "tokens of the model")
             case Dropped():
                 _check(message.layers, layers, "layers of the model")
         if isinstance(message, Need | Guess | Adopted):
             _check((message.layer,), layers, "a layer of the model")
         if isinstance(message, Need | StepDone):
+            if message.earlier and not has_pool:
+                raise MessageError(_without_a_pool(message))
             for known in message.earlier:
                 _check((known.layer,), layers, "a layer of the model")
                 _check_uses(known.experts, slabs.n_experts)
@@ -49,6 +72,14 @@ def decoder_for_model(slabs: SlabTable) -> Callable[[bytes], Any]:
         return message
 
     return decode_checked
+
+
+def _tokens(top: Iterable[TokenLogprob]) -> list[int]:
+    return [each.token for each in top]
+
+
+def _without_a_pool(message: object) -> str:
+    return f"message: expected nothing of slots or lasting grants, found {type(message).__name__}"
 
 
 def _check_uses(uses: Sequence[ExpertUse], n_experts: int) -> set[int]:

@@ -6,7 +6,6 @@ socket. What happens to a request is told to a `Listener`.
 """
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,17 +35,20 @@ from coordinator.core.state import (
     ReaderDied,
     ReaderReady,
 )
+from coordinator.core.step_answer import fault_of
 from coordinator.processes.children import Arrived, Children, Died, Misbehaved
 from coordinator.processes.disk_use import DiskUseTotals
+from coordinator.processes.engine_error import EngineError as EngineError
 from coordinator.processes.health import Health
 from coordinator.processes.launch import HTTP, Child, ChildSpec
 from coordinator.processes.listener import Front, Listener
 from coordinator.processes.memory_watch import MemoryWatch
-from coordinator.processes.restarts import MAX_DEATHS, Restarts
+from coordinator.processes.restarts import Restarts
 from coordinator.processes.totals import Totals
 from io_worker.reader import ModelFile
 from shm.messages import (
     BlocksSaved,
+    Need,
     Progress,
     ReadFailed,
     Ready,
@@ -56,16 +58,8 @@ from shm.messages import (
 )
 
 TICK_SECONDS = 0.5
-EXIT_MODEL, EXIT_INTERNAL = 3, 5
+EXIT_MODEL = 3
 COMPUTE = "compute"
-
-
-class EngineError(Exception):
-    """The engine cannot go on; the text is one line, `exit_code` the process's."""
-
-    def __init__(self, exit_code: int, text: str) -> None:
-        super().__init__(text)
-        self.exit_code = exit_code
 
 
 class Engine:
@@ -122,9 +116,9 @@ class Engine:
         return all(self.is_up(name) for name in self._specs)
 
     def is_up(self, name: str) -> bool:
-        """Whether a process is ready."""
+        """Whether a process is ready, and not being killed."""
         child = self.children.get(name)
-        return child is not None and child.is_ready
+        return child is not None and child.is_ready and not child.is_condemned
 
     def submit(self, request: NewRequest) -> None:
         """A request joins; its tokens come to the listener while `run_once` is called."""
@@ -175,14 +169,14 @@ class Engine:
         self.totals.received(child.name, message, time.monotonic_ns())
         match message:
             case _ if child.name == COMPUTE and isinstance(message, OF_COMPUTE):
-                self._from_compute(message)
+                self._from_compute(child, message)
             case SlabsReady() | ReadFailed():
                 self.handle(FromReader(child.name, message))
             case Progress(phase, done, total):
                 self._health.watch.observe(child.name, (done,), time.monotonic_ns())
                 self._listener.on_progress(child.name, phase, done, total)
-            case Ready(_, detail):
-                self._ready(child, detail)
+            case Ready() if not child.is_ready:
+                self._ready(child)
             case BlocksSaved(request, error) if child.name == COMPUTE:
                 self.saved[request] = error
             case _ if self._front is not None and child.name == HTTP:
@@ -190,7 +184,13 @@ class Engine:
             case _:
                 self._condemn(child, f"sent an unexpected {type(message).__name__}")
 
-    def _from_compute(self, message: Any) -> None:
+    def _from_compute(self, child: Child, message: Any) -> None:
+        if isinstance(message, Need | StepDone):
+            fault = fault_of(message, self.core.requests.running_step)
+            if fault is not None:
+                self._condemn(child, fault)
+        if child.is_condemned:
+            return  # who goes wrong, or hangs, is heard no more
         self.handle(FromCompute(message))
         if isinstance(message, StepDone):
             self._listener.on_step(message)
@@ -198,9 +198,8 @@ class Engine:
             slots = ",".join(str(lease.slot) for lease in message.lost)
             self._listener.on_event(f"event=slots_lost layer={message.layer} slots={slots}")
 
-    def _ready(self, child: Child, detail: str) -> None:
+    def _ready(self, child: Child) -> None:
         child.is_ready = True
-        child.detail = json.loads(detail)
         self.disk_use.begin(child.process.pid)
         self._health.watch.begin(child.name, time.monotonic_ns())
         if child.name in self.totals.readers:
@@ -219,12 +218,8 @@ class Engine:
         fault = self._health.fault_of_a_file(death.code)
         if fault is not None:
             raise EngineError(EXIT_MODEL, fault)
-        exit_code = child.failure[0] if child.failure else EXIT_INTERNAL
-        if exit_code != EXIT_INTERNAL or (self.restarts.is_first(name) and not child.is_ready):
-            raise EngineError(exit_code, f"{name}: {death.why}")
-        if not self.restarts.allowed(name, time.monotonic_ns()):
-            text = f"died more than {MAX_DEATHS} times within a minute, last: {death.why}"
-            raise EngineError(EXIT_INTERNAL, f"{name}: {text}; not started again")
+        if (refusal := self.restarts.refusal(death, time.monotonic_ns())) is not None:
+            raise EngineError(refusal[0], f"{name}: {refusal[1]}")
         self._listener.on_event(
             f"event=died process={name} pid={child.process.pid} cause={death.why!r}"
         )
@@ -272,9 +267,13 @@ class Engine:
             self.totals.performed(action, time.monotonic_ns())  # nobody waits for it
 
     def send(self, name: str, message: Any) -> None:
-        """Send to a process; one that takes nothing is killed."""
+        """Send to a process that is up; one that takes nothing is killed.
+
+        One that still starts has no experts, sequences or reads that a message could be about, and
+        nobody at its socket perhaps: for the core it is not there yet.
+        """
         child = self.children.get(name)
-        if not self.children.send(name, message) and child is not None:
+        if child is not None and self.is_up(name) and not self.children.send(name, message):
             self._condemn(child, "takes no messages")
 
     # Watching

@@ -88,8 +88,8 @@ class MemoryWatch:
         room = self._room.look(now_seconds)
         self._next_look = now_seconds + self._interval(room)
         own = self._private_bytes + self._pool.n_bytes
-        if self._left_bytes - (room + own) >= MUCH_TAKEN_BYTES:
-            self._count(pids)  # it may be ourselves who took it
+        if abs(self._left_bytes - (room + own)) >= MUCH_TAKEN_BYTES:
+            self._count(pids)  # it may be ourselves who took it, or one of us that died and left it
             own = self._private_bytes + self._pool.n_bytes
         self._left_bytes = room + own
         target = self._pressure.target(room, self._pool.usable_bytes, own, now_seconds)

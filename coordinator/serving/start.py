@@ -64,7 +64,9 @@ def started(
             other_fds=(*compute_fds, *((keep_fd,) if keep_fd is not None else ())),
             settings=encode_compute(compute_settings(setup, keep_fd)),
             notice_fd=notice_fd,
-            decode=decoder_for_model(setup.spec.slabs),
+            decode=decoder_for_model(
+                setup.spec.slabs, setup.spec.vocabulary_size, has_pool=config.has_pool
+            ),
         )
         memory = MemoryWatch(pool_fd, setup.plan.layout, setup.plan.budget_bytes, root)
         engine = Engine(
