@@ -149,7 +149,7 @@ def start_seconds(shape: Shape, measured: Measured, *, preloads: bool) -> float:
 
 def dense_seconds(shape: Shape, measured: Measured, n_bytes: int) -> float:
     """To read so much of the dense weights, while nothing is computed: one read at a time."""
-    return n_bytes / (shape.slab_bytes / measured.burst_seconds[1])
+    return n_bytes / shape.slab_bytes * measured.burst_seconds[1] if n_bytes else 0.0
 
 
 def burst_seconds(measured: Measured, n_experts: float) -> float:
