@@ -19,7 +19,8 @@ from coordinator.bench.questions import Pair, Sweep
 from coordinator.bench.records import Record, value_of
 from coordinator.bench.report.charts import charts_of, token_parts
 from coordinator.bench.report.page import Page, Table, page_html
-from coordinator.bench.report.specs import Chart
+from coordinator.bench.report.ratios import ratios_chart
+from coordinator.bench.report.specs import LINE_PIXELS, ROW_PIXELS, Chart
 from coordinator.bench.rooms import Room
 
 ROOMS = (Room("20% of the experts in the pool", short="20%"), Room("all of them", short="all"))
@@ -91,6 +92,23 @@ def test_blocks_that_had_help_are_in_no_chart() -> None:
     helped = {**records[0], "tok_s": 1e6, "cached_before": 1 << 30, "report": report, "arm": "new"}
     found = charts_of(answers(records), [*records, helped])
     assert [chart.spec for chart in found] == before
+
+
+def test_a_row_is_as_high_as_its_name_has_lines() -> None:
+    """Of a merged report a row names the hardware: its lines ran into those of the next row."""
+    finding = {
+        "arm": "process", "reference": "inline", "room": "1 GiB", "reference_room": "1 GiB",
+        "what": "speed", "median": 1.1, "low": 1.0, "high": 1.2,
+    }  # fmt: skip
+    kinds = [f"a processor, 2 cores, {size} GiB, vda, ext4" for size in (8, 24)]
+    rows = [{**finding, "hardware": kind} for kind in kinds]
+    chart = ratios_chart(rows, {"1 GiB": "1 GiB"})
+    assert chart is not None
+    names = [row["pair"].split(", ") for row in chart.spec["data"]["values"]]
+    assert names[0] == ["process ÷ inline", "1 GiB", "a processor", "2 cores · 8 GiB", "vda · ext4"]
+    assert chart.spec["height"] >= 2 * len(names[0]) * LINE_PIXELS
+    alone = ratios_chart([finding], {})
+    assert alone is not None and alone.spec["height"] == ROW_PIXELS
 
 
 def test_the_switch_for_prefetch_is_there_where_both_were_measured() -> None:

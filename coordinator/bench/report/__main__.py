@@ -103,6 +103,8 @@ def merged_page(answers: dict[str, Any]) -> Page:
         for found in claim["findings"]
         if found["what"] == "speed" and found.get("median") is not None
     ]
+    # its name beside every ratio says nothing where there is one kind
+    told = findings if len(kinds) > 1 else [{**f, "hardware": None} for f in findings]
     columns = list(dict.fromkeys(pair_label(found, short) for found in findings))
     cells = {(f["hardware"], pair_label(f, short)): ratio_text(f) for f in findings}
     rows = [
@@ -110,12 +112,13 @@ def merged_page(answers: dict[str, Any]) -> Page:
         for kind in kinds
     ]
     return Page(
-        f"moe-coord bench: {answers['question']}, {len(kinds)} kinds of hardware",
+        f"moe-coord bench: {answers['question']}, {len(kinds)} "
+        f"kind{'s' if len(kinds) != 1 else ''} of hardware",
         "; ".join(f"{kind['hardware']}: {kind['headline']}" for kind in kinds),
         [],
         [f"{kind['hardware']}: {line}" for kind in kinds for line in kind["warnings"]],
         [Table("Paired ratios by kind of hardware", ("hardware", *columns), rows)],
-        [chart for chart in (ratios_chart(findings, short),) if chart is not None],
+        [chart for chart in (ratios_chart(told, short),) if chart is not None],
         [(kind["hardware"], n_runs_text(kind["runs"])) for kind in kinds],
     )
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from coordinator.bench.report.specs import ROW_PIXELS, Chart, Row, Short, Spec, axis, label, names
+from coordinator.bench.report.specs import Chart, Row, Short, Spec, axis, label, names, rows_pixels
 
 
 def pair_label(found: Mapping[str, Any], short: Short) -> str:
@@ -28,8 +28,8 @@ def ratios_chart(findings: Sequence[Mapping[str, Any]], short: Short) -> Chart |
             continue
         low, high = found["low"] or found["median"], found["high"] or found["median"]
         name = pair_label(found, short)
-        if "hardware" in found:
-            name = f"{name}, {found['hardware']}"
+        if found.get("hardware"):
+            name = f"{name}, {_few_lines(found['hardware'])}"
         rows.append({"pair": name, "ratio": found["median"], "low": low, "high": high})
     if not rows:
         return None
@@ -46,9 +46,16 @@ def ratios_chart(findings: Sequence[Mapping[str, Any]], short: Short) -> Chart |
             "encoding": {"y": y, "x": middle},
         },
     ]
-    spec = {"data": {"values": rows}, "height": ROW_PIXELS * len(order), "layer": layers}
+    spec = {"data": {"values": rows}, "height": rows_pixels(order), "layer": layers}
     about = (
         "Median of the paired ratios and its 95 % interval. What crosses the dashed line at 1 "
         "claims nothing."
     )
     return Chart("ratios", "Each pair", about, spec)
+
+
+def _few_lines(hardware: str) -> str:
+    """A kind of hardware: its processor, and below it the other parts two by two."""
+    processor, *others = hardware.split(", ")
+    lines = [" · ".join(others[index : index + 2]) for index in range(0, len(others), 2)]
+    return ", ".join((processor, *lines))

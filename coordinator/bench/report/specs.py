@@ -12,6 +12,7 @@ Spec = dict[str, Any]
 Row = dict[str, Any]
 Short = Mapping[str, str]  # rooms by name, as few words
 ROW_PIXELS = 32  # height of a bar with its gap: two lines of its name
+LINE_PIXELS = 15  # of each line, where names have more
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,12 @@ def names(field: str, order: Sequence[str]) -> Spec:
         "sort": list(order),
         "axis": {"title": None, "labelLimit": 190, "labelExpr": "split(datum.label, ', ')"},
     }
+
+
+def rows_pixels(order: Sequence[str]) -> int:
+    """The height of so many rows with their names (see `names`)."""
+    n_lines = max((len(name.split(", ")) for name in order), default=1)
+    return len(order) * max(ROW_PIXELS, LINE_PIXELS * n_lines)
 
 
 def colour(field: str, title: str, domain: Sequence[str] | None = None) -> Spec:
