@@ -42,7 +42,7 @@ def test_the_gain_is_at_most_that_of_the_disk() -> None:
 
 
 def test_a_gain_of_single_experts_alone_is_noise() -> None:
-    """On a disk of 150 MB/s: 204 ms in place of 194 for a token's experts, and 1.27 times the tokens
+    """On a disk of 150 MB/s: 204 ms in place of 194 for a token's experts, and 1.27 times the speed
     by a single one that came fast."""
     assert not PackingGain(0.194, 0.204, {"even": 1.27, "concentrated": 1.04}).is_worth_it
     assert PackingGain(0.204, 0.194, {"even": 1.27, "concentrated": 1.04}).is_worth_it
