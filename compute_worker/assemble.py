@@ -92,9 +92,7 @@ def _expert_memory(
     """What was asked for, or what makes the run shorter."""
     if pool is None or settings.experts_in != "auto":
         return ExpertMemory(settings.experts_in, "")
-    if (
-        not pool.is_whole
-    ):  # compute was started again: a trial would take back what the pool gave up
+    if not pool.is_whole:  # a compute before this one: a trial would take back what was given up
         return ExpertMemory("pool", "no trial, since the pool has given memory back")
     trial = try_memory(pool.view, kernels.read_all)
     kernels.park()

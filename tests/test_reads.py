@@ -30,7 +30,7 @@ def order_of(queue: ReadDispatch) -> list[int]:
 def test_what_is_read_ahead_comes_last() -> None:
     queue = ReadDispatch()
     queue.push_ahead(reads_of(1, 2))
-    queue.demand({3, 4}, reads_of(3, 4))
+    queue.demand(lambda: {3, 4}, reads_of(3, 4))
     queue.push(reads_of(5))  # follows into a slot that came free
     queue.push_front(reads_of(6))
     assert queue.n_loading == 6
@@ -40,14 +40,14 @@ def test_what_is_read_ahead_comes_last() -> None:
 def test_what_was_read_ahead_and_is_needed_comes_first() -> None:
     queue = ReadDispatch()
     queue.push_ahead(reads_of(1, 2, 3, 4))
-    queue.demand({2, 4, 5}, reads_of(5))
+    queue.demand(lambda: {2, 4, 5}, reads_of(5))
     assert order_of(queue) == [2, 4, 5, 1, 3]
 
 
 def test_nobody_waits_for_what_the_layer_before_waited_for() -> None:
     queue = ReadDispatch()
-    queue.demand({1, 2}, reads_of(1, 2))
-    queue.demand({2, 3}, reads_of(3))
+    queue.demand(lambda: {1, 2}, reads_of(1, 2))
+    queue.demand(lambda: {2, 3}, reads_of(3))
     assert order_of(queue) == [2, 3, 1]
 
 

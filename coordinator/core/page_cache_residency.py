@@ -117,7 +117,7 @@ class PageCacheResidency:
             return [ToCompute(self._grant_at_once(need, experts))]
         self._need, self._missing = need, experts
         keys = [(need.layer, expert) for expert in sorted(experts)]
-        self._reads.demand({self._lease(key).slot for key in keys}, self._to_warm(keys))
+        self._reads.demand(lambda: {self._lease(key).slot for key in keys}, self._to_warm(keys))
         return self._reads.dispatch() + self._warm_guesses()
 
     def handle_guess(self, guess: Guess) -> list[Action]:

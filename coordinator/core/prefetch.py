@@ -166,9 +166,12 @@ class Prefetch:
     def _presume(self) -> None:
         """Nothing has been compared yet: go by what the disk seems to have time for."""
         waited_ns, wall_ns = (sum(each) for each in zip(*self._waits, strict=True))
-        is_on = self.phase is Phase.ON
-        if waited_ns > BUSY_SHARE * wall_ns if is_on else waited_ns < IDLE_SHARE * wall_ns:
-            self.phase = Phase.BUSY if is_on else Phase.ON
+        phase = self.phase
+        if phase is Phase.ON and waited_ns > BUSY_SHARE * wall_ns:
+            self.phase = Phase.BUSY
+        elif phase is Phase.BUSY and waited_ns < IDLE_SHARE * wall_ns:
+            self.phase = Phase.ON
+        if self.phase is not phase:
             self._waits.clear()
 
     def _score(self, layer: int, used: tuple[int, ...]) -> None:

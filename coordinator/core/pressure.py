@@ -30,9 +30,7 @@ GROW_BYTES = 32 * MiB  # allocating so much keeps the coordinator busy for some 
 GROW_STEPS = 32  # at most, from nothing to all: with `GROW_SECONDS` some 16 s
 GROW_SECONDS = 0.5  # between two steps
 QUIET_SECONDS = 5.0  # of enough room before the pool grows
-LAST_STEP_QUIET_SECONDS = (
-    20.0  # before the step that leaves less than `high`; doubled when too early
-)
+LAST_STEP_QUIET_SECONDS = 20.0  # before a step that leaves less than `high`; doubled if too early
 
 
 class Pressure:

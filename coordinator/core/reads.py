@@ -7,7 +7,7 @@ is decided about slots depends on this order.
 """
 
 from collections import deque
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 
 from coordinator.core.actions import Action, ToWorker
@@ -66,10 +66,12 @@ class ReadDispatch:
         self._unheard.difference_update(read.lease for read in left)
         return left
 
-    def demand(self, slots: Set[int], reads: Iterable[SlabRead]) -> None:
+    def demand(self, slots_of: Callable[[], Set[int]], reads: Iterable[SlabRead]) -> None:
         """A layer waits for what is read into these slots, and for nothing else: what is queued of
-        it comes first, then `reads`, which are new."""
+        it comes first, then `reads`, which are new. Mostly nothing is queued: then the slots are
+        not asked for, since the disk idles until this is over."""
         if self._queue or self._ahead:
+            slots = slots_of()
             queued = (*self._queue, *self._ahead)
             self._queue = deque(read for read in queued if read.lease.slot in slots)
             self._ahead = deque(read for read in queued if read.lease.slot not in slots)

@@ -4,7 +4,7 @@ Part of the decision core. Which slot a single expert gets is `Placement`'s busi
 order among those of a layer: what cannot have a slot now will follow another into its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from coordinator.core.geometry import PoolGeometry
 from coordinator.core.placement import Placement
@@ -53,11 +53,15 @@ def seat_layer(
     return loading
 
 
-def waited_for(slots: SlotTable, layer: ServedLayer) -> set[int]:
-    """Numbers of the slots whose reads the layer waits for: to use what they bring, or to have the
-    slot after that."""
-    found = [slots.find((layer.need.layer, expert)) for expert in layer.missing | layer.rest]
-    return {slot.number for slot in found if slot is not None} | layer.takes_over.keys()
+def waited_for(slots: SlotTable, layer: ServedLayer) -> Callable[[], set[int]]:
+    """Tells the numbers of the slots whose reads the layer waits for: to use what they bring, or to
+    have the slot after that."""
+
+    def numbers() -> set[int]:
+        found = [slots.find((layer.need.layer, expert)) for expert in layer.missing | layer.rest]
+        return {slot.number for slot in found if slot is not None} | layer.takes_over.keys()
+
+    return numbers
 
 
 def _seat(

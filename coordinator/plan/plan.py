@@ -133,8 +133,9 @@ def _found(
     packing = None
     if "packed_burst_s" in disk and setup.config.has_pool and not setup.plan.everything_fits:
         packed = measured_of(disk, compute, "packed_burst_s")
+        pool = pool_of(setup.plan)
         after = {
-            name: forecast(shape, packed, pool_of(setup.plan), each.hit_rate)
+            name: forecast(shape, packed, pool, each.hit_rate)
             for name, each in own.forecasts.items()
         }
         packing = packing_gain(measured, packed, shape.n_active, own.forecasts, after)
