@@ -54,8 +54,9 @@ class RunningService(RunningProgram):
             return answer.status, found, json.loads(text) if is_json else text
 
     def complete(self, prompt: str | list[int], **parameters: Any) -> dict[str, Any]:
-        """A completion that must succeed."""
-        status, _, body = self.ask("POST", "/v1/completions", {"prompt": prompt, **parameters})
+        """A completion that must succeed; drawn alike in every run: it may end early by chance."""
+        asked = {"prompt": prompt, "seed": 1, **parameters}
+        status, _, body = self.ask("POST", "/v1/completions", asked)
         assert status == 200, body
         found: dict[str, Any] = body
         return found
@@ -70,9 +71,9 @@ class RunningService(RunningProgram):
         return socket.create_connection((HOST, self.port), timeout=TIMEOUT_SECONDS)
 
     def open_stream(self, path: str, body: dict[str, Any]) -> socket.socket:
-        """A connection on which a request was sent; the answer is not read yet."""
+        """A connection on which a request was sent, drawn alike in every run; nothing read yet."""
         connection = self.connect()
-        connection.sendall(post(path, body))
+        connection.sendall(post(path, {"seed": 1, **body}))
         return connection
 
 

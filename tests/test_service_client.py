@@ -26,6 +26,7 @@ from coordinator.serving.service_client import (
 from coordinator.serving.terminal_chat import printable
 
 WAIT_SECONDS = 30.0
+ASKED = [{"role": "user", "content": "Hello"}]
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +43,7 @@ def url() -> Iterator[str]:
 
 def test_a_chat_streams(url: str) -> None:
     parameters = {"max_tokens": 12, "temperature": 0, "seed": 1}
-    asked = [{"role": "user", "content": "Hello"}]
-    events = list(ServiceClient(url, "right").chat(asked, parameters))
+    events = list(ServiceClient(url, "right").chat(ASKED, parameters))
     text = "".join(event.text for event in events if isinstance(event, Text))
     last = events[-1]
     assert text and isinstance(last, Finished)
@@ -52,7 +52,7 @@ def test_a_chat_streams(url: str) -> None:
 
 def test_a_chat_that_is_closed_is_cancelled(url: str) -> None:
     client = ServiceClient(url, "right")
-    events = client.chat([{"role": "user", "content": "Hello"}], {"max_tokens": 900})
+    events = client.chat(ASKED, {"max_tokens": 900, "seed": 1})
     while not isinstance(next(events), Text):
         pass
     assert client.status()["requests"]["running"] == 1
@@ -156,7 +156,7 @@ def test_chat_through_a_pipe(url: str, tmp_path: Path) -> None:
 
 
 def test_a_conversation_that_is_too_long(url: str, tmp_path: Path) -> None:
-    flags = ("--url", url, "--api-key", "right", "-n", "4")
+    flags = ("--url", url, "--api-key", "right", "-n", "4", "--temperature", "0")
     lines = f"{'word ' * 3000}\nHello\n"
     done = chat(*flags, lines=lines, history=tmp_path / "h")
     assert done.returncode == 0, done.stderr

@@ -147,7 +147,9 @@ def test_errors(
 
 def test_leaving_a_stream_ends_the_request(client: openai.OpenAI, service: RunningService) -> None:
     before = service.status()["totals"]["requests"]["cancelled"]
-    stream = client.completions.create(model="demo", prompt=PROMPT, max_tokens=900, stream=True)
+    stream = client.completions.create(
+        model="demo", prompt=PROMPT, max_tokens=900, seed=1, stream=True
+    )
     next(iter(stream))
     stream.close()
     wait_until(lambda: service.status()["totals"]["requests"]["cancelled"] == before + 1, 5)
