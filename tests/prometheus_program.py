@@ -3,7 +3,6 @@
 import contextlib
 import http.client
 import json
-import socket
 import subprocess
 import urllib.parse
 import urllib.request
@@ -13,8 +12,7 @@ from typing import Any
 
 from deployment import DEPLOY
 from needs import needs_program
-
-HOST = "127.0.0.1"
+from running_program import HOST, free_port
 
 
 class Prometheus:
@@ -69,8 +67,7 @@ def running_prometheus(metrics_port: int, folder: Path) -> Iterator[Prometheus]:
         text = text.replace(shipped, here)
     config = folder / "prometheus.yml"
     config.write_text(text)
-    with socket.create_server((HOST, 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     with (folder / "prometheus.log").open("w") as log:
         process = subprocess.Popen(
             [

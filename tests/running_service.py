@@ -7,10 +7,9 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from running_program import RunningProgram, free_port, wait_until
+from running_program import HOST, RunningProgram, port_of, reserved_port, wait_until
 
-HOST = "127.0.0.1"
-TIMEOUT_SECONDS = 30.0
+TIMEOUT_SECONDS = 60.0
 Answer = tuple[int, dict[str, str], Any]  # status, headers, JSON or text
 
 
@@ -18,10 +17,16 @@ class RunningService(RunningProgram):
     """`moe-coord` without a prompt, on ports of its own."""
 
     def __init__(self, *flags: str, **options: Any) -> None:
-        self.port, self.metrics_port = free_port(), free_port()
+        self._reserved = reserved_port(), reserved_port()
+        self.port, self.metrics_port = map(port_of, self._reserved)
         super().__init__(
             "--port", str(self.port), "--metrics-port", str(self.metrics_port), *flags, **options
         )
+
+    def __exit__(self, *about: object) -> None:
+        super().__exit__(*about)
+        for reserved in self._reserved:
+            reserved.close()
 
     def wait_ready(self) -> "RunningService":
         """Until it answers."""

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from coordinator.command.line import parse
 from coordinator.core.state import NewRequest
 from coordinator.metrics.exposition import Exposition, run_view
 from coordinator.metrics.series import SERIES
-from coordinator.metrics.server import HOST, listen, serving
+from coordinator.metrics.server import listen, serving
 from coordinator.plan.machine import read_machine
 from coordinator.plan.setup import prepared
 from coordinator.processes.engine import Engine
@@ -109,12 +108,6 @@ class ScrapedEngine:
         return sum(map(len, self.listener.tokens.values()))
 
 
-def free_port() -> int:
-    with socket.create_server((HOST, 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[ScrapedEngine]:
     model = tiny_model(
@@ -125,7 +118,7 @@ def run(tmp_path: Path) -> Iterator[ScrapedEngine]:
     listener = Together()
     with (
         prepared(config, read_machine()) as setup,
-        listen(free_port()) as server,
+        listen(0) as server,
         started(setup, listener) as engine,
     ):
         port = server.getsockname()[1]

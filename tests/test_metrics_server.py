@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from arms import PROGRAM, run_program
 from gguf_builder import tiny_model
+from running_program import free_port
 from scraped_run import ScrapedRun, figure, scraped_run
 
 from coordinator.command.flag_values import ConfigError
@@ -60,16 +61,10 @@ def open_descriptors() -> dict[str, str]:
     return found
 
 
-def free_port() -> int:
-    with socket.create_server((HOST, 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
 @contextlib.contextmanager
 def service(connection_seconds: float = CONNECTION_SECONDS) -> Iterator[Served]:
     run = scraped_run()
-    with listen(free_port()) as listener:
+    with listen(0) as listener:
         # little room in the kernel: what is not read soon stays with the server
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         port = listener.getsockname()[1]
@@ -224,7 +219,7 @@ def test_only_the_loopback_address_listens(served: Served) -> None:
 
 def test_what_it_leaves_behind() -> None:
     before = sys.getswitchinterval(), threading.active_count(), open_descriptors()
-    with listen(free_port()) as listener:
+    with listen(0) as listener:
         served = Served(scraped_run(), listener.getsockname()[1])
         with serving(listener, Exposition(served.run.view)):
             assert sys.getswitchinterval() == SWITCH_SECONDS

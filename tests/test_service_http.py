@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from arms import run_program
-from running_program import free_port, wait_until
-from running_service import HOST, RunningService, events, post
+from running_program import HOST, free_port, wait_until
+from running_service import RunningService, events, post
 
 KEY = "a-secret-key"
 AS_FRIEND = {"Authorization": f"Bearer {KEY}"}
