@@ -10,7 +10,7 @@ import sys
 import time
 from http.server import BaseHTTPRequestHandler
 
-TOKEN_SECONDS = 0.005
+TOKEN_SECONDS = 0.05
 
 
 def value_of(flag: str) -> str:

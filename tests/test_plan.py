@@ -12,6 +12,7 @@ from arms import pack, run_json, run_program
 from gguf_builder import tiny_model
 
 PROBES = ("--probe-seconds", "0.2")
+BURST_SECONDS = 20.0  # more than any disk takes for a few small experts
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,8 @@ def test_the_plan_of_the_shipped_model() -> None:
     assert record["advice"]
     packing = record["packing"]
     assert packing["packed_seconds"] > 0 and packing["plain_seconds"] > 0
-    assert packing["is_worth_it"] == (max(packing["gains"].values()) >= 1.05)
+    is_faster = packing["packed_seconds"] < packing["plain_seconds"]
+    assert packing["is_worth_it"] == (is_faster and max(packing["gains"].values()) >= 1.05)
     assert packing["is_worth_it"] == any("moe-coord pack" in line for line in record["advice"])
     assert len(record["sweep"]) == 1, "its pool is the same with any memory"
 
@@ -145,8 +147,8 @@ def test_bursts_of_a_split_model(model: Path, depth: str) -> None:
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     assert record["reader"] in ("direct", "buffered")
-    assert 0 < record["burst_s"]["1"] < 1
-    assert 0 < record["burst_s"]["3"] < 1
+    assert 0 < record["burst_s"]["1"] < BURST_SECONDS
+    assert 0 < record["burst_s"]["3"] < BURST_SECONDS
 
 
 def test_bursts_as_of_a_packed_file(model: Path, tmp_path: Path) -> None:
@@ -158,7 +160,7 @@ def test_bursts_as_of_a_packed_file(model: Path, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         record = json.loads(done.stdout)
         assert {key for key in record if key.endswith("burst_s")} == kinds
-        assert all(0 < record[kind]["2"] < 1 for kind in kinds)
+        assert all(0 < record[kind]["2"] < BURST_SECONDS for kind in kinds)
 
 
 @pytest.mark.parametrize("kernels", ["auto", "numpy"])

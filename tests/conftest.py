@@ -1,0 +1,15 @@
+"""What holds for every test: hypothesis draws the same examples in every run, and watches no clock.
+
+A machine that is busy with other things is no error of a test, and a run that fails must fail again.
+"""
+
+import hypothesis
+
+hypothesis.settings.register_profile(
+    "tests",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("tests")
