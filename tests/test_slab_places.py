@@ -11,7 +11,8 @@ from shm.pool import PoolLayout, PoolMapping, SlotClass, create_pool, punch_hole
 def mapped_kib(fd: int) -> int:
     """Pages of a pool that this process has page table entries for."""
     parts = re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.M)
-    pools = [part for part in parts if f" {os.fstat(fd).st_ino} " in part]
+    inode = str(os.fstat(fd).st_ino)  # the fifth word of the first line
+    pools = [part for part in parts if part and part.split(maxsplit=5)[4] == inode]
     return sum(int(re.findall(r"^Rss: +(\d+) kB", part, re.M)[0]) for part in pools)
 
 
