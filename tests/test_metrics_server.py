@@ -243,17 +243,14 @@ def test_signals_stay_with_the_main_thread(served: Served) -> None:
 
 
 def test_hung_connections_are_dropped() -> None:
-    with (
-        service(connection_seconds=0.3) as served,
-        served.connect() as silent,
-        served.connect() as half,
-    ):
-        half.sendall(b"GET /metrics HTTP/1.1\r\n")
+    with service(connection_seconds=0.3) as served:
         started = time.monotonic()
-        for connection in (silent, half):
-            with contextlib.suppress(ConnectionResetError):
-                assert connection.recv(1) == b""
-        assert 0.1 < time.monotonic() - started < 5.0
+        with served.connect() as silent, served.connect() as half:
+            half.sendall(b"GET /metrics HTTP/1.1\r\n")
+            for connection in (silent, half):
+                with contextlib.suppress(ConnectionResetError):
+                    assert connection.recv(1) == b""
+        assert 0.1 < time.monotonic() - started < CONNECTION_SECONDS
 
 
 def slow_reader(served: Served, wait_seconds: float) -> tuple[int, int]:
@@ -275,8 +272,8 @@ def slow_reader(served: Served, wait_seconds: float) -> tuple[int, int]:
 
 
 def test_one_who_does_not_take_the_answer_is_dropped() -> None:
-    with service(connection_seconds=0.3) as served:
-        taken, whole = slow_reader(served, 1.0)
+    with service(connection_seconds=1.0) as served:  # enough for the one that is quick
+        taken, whole = slow_reader(served, 3.0)
         assert 0 < taken < whole - 1000
 
 
@@ -292,7 +289,7 @@ def test_beyond_the_limit_connections_are_closed_at_once() -> None:
         with contextlib.suppress(ConnectionResetError):
             assert extra.recv(1) == b""
         crowd.pop().close()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 30
         while True:
             with contextlib.suppress(ConnectionError, http.client.HTTPException):
                 if served.get("/targets")[0] == 200:
@@ -304,7 +301,9 @@ def test_beyond_the_limit_connections_are_closed_at_once() -> None:
 
 
 N_SCRAPES = 10
-MAX_TURN_SECONDS = 0.1  # of something that takes 0.1 ms; two cores may be busy with other tests
+MAX_TURN_SECONDS = 0.1  # of something that takes 0.1 ms
+MAX_SLOW_TURNS = 2  # when the machine itself stood still; a scrape that holds up does it each time
+N_SCRAPERS, N_HUNG = 40, 10  # fewer than may connect: one that has ended is counted for a moment
 CROWD = f"""
 import sys, threading, time, urllib.request
 answers = []
@@ -313,40 +312,42 @@ def scrape():
         with urllib.request.urlopen(f"http://127.0.0.1:{{sys.argv[1]}}/metrics") as answer:
             answers.append(len(answer.read()))
         time.sleep(0.05)
-threads = [threading.Thread(target=scrape) for _ in range(50)]
+threads = [threading.Thread(target=scrape) for _ in range({N_SCRAPERS})]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
 print(len(answers))
 """
 
 
-def slowest_turn_seconds(stop: threading.Event) -> float:
+def seconds_of_turns(stop: threading.Event) -> list[float]:
     """A loop that handles something short again and again, as the coordinator's does."""
-    slowest = 0.0
+    seconds = []
     while not stop.is_set():
         started = time.perf_counter()
         sum(range(2000))
-        slowest = max(slowest, time.perf_counter() - started)
+        seconds.append(time.perf_counter() - started)
         time.sleep(0.0005)
-    return slowest
+    return seconds
 
 
+@pytest.mark.alone
 def test_scrapers_do_not_hold_up_the_loop(served: Served) -> None:
-    """50 scrapers that ask again and again, and 10 that hang, while the loop turns."""
+    """Many scrapers that ask again and again, and some that hang, while the loop turns."""
     stop = threading.Event()
     with contextlib.ExitStack() as stack:
-        for _ in range(10):
+        for _ in range(N_HUNG):
             stack.enter_context(served.connect()).sendall(b"GET /metrics HTTP/1.1\r\n")
         crowd = subprocess.Popen(
             [sys.executable, "-c", CROWD, str(served.port)], stdout=subprocess.PIPE, text=True
         )
         timer = threading.Timer(3.0, stop.set)
         timer.start()
-        slowest = slowest_turn_seconds(stop)
+        seconds = seconds_of_turns(stop)
         timer.join()
-        n_answers = int(crowd.communicate(timeout=30)[0])
-    assert n_answers == 50 * N_SCRAPES
-    assert slowest < MAX_TURN_SECONDS
+        n_answers = int(crowd.communicate(timeout=60)[0])
+    assert n_answers == N_SCRAPERS * N_SCRAPES
+    slow = [each for each in seconds if each >= MAX_TURN_SECONDS]
+    assert len(slow) <= MAX_SLOW_TURNS, slow
 
 
 # The command

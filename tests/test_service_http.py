@@ -13,6 +13,7 @@ from running_program import HOST, free_port, wait_until
 from running_service import RunningService, events, post
 
 KEY = "a-secret-key"
+CUT_SECONDS = 60.0  # when all slow heads are cut off at the latest; they may take ten
 AS_FRIEND = {"Authorization": f"Bearer {KEY}"}
 
 
@@ -285,15 +286,14 @@ def test_a_port_in_use() -> None:
 def test_beyond_the_queue_clients_are_sent_away(service: RunningService) -> None:
     body = {"prompt": "Once", "max_tokens": 900, "stream": True, "seed": 1}
     streams = [service.open_stream("/v1/completions", body) for _ in range(3)]
-    wait_until(lambda: service.status()["requests"]["queued"] == 1, 10)
-    started = time.monotonic()
+    wait_until(lambda: service.status()["requests"]["queued"] == 1)
     status, headers, found = service.ask("POST", "/v1/completions", {"prompt": "a"})
-    assert time.monotonic() - started < 3  # an answer takes longer
+    assert service.status()["requests"]["queued"] == 1  # told at once: none of them has ended yet
     assert (status, found["error"]["type"]) == (429, "rate_limit_error")
     assert 1 <= int(headers["retry-after"]) <= 60
     for stream in streams:
         stream.close()
-    wait_until(lambda: service.status()["requests"]["running"] == 0, 5)
+    wait_until(lambda: service.status()["requests"]["running"] == 0)
     assert service.complete("a", max_tokens=1)
 
 
@@ -304,7 +304,7 @@ def test_a_reader_that_takes_nothing_holds_up_nobody(service: RunningService) ->
         connection.connect((HOST, service.port))
         body = {"prompt": "Once", "max_tokens": 900, "stream": True, "logprobs": 20, "seed": 1}
         connection.sendall(post("/v1/completions", body))
-        wait_until(lambda: service.status()["requests"]["running"] == 1, 10)
+        wait_until(lambda: service.status()["requests"]["running"] == 1)
         answer = service.complete("a", max_tokens=20, temperature=0)
         assert answer["usage"]["completion_tokens"] == 20
 
@@ -319,20 +319,26 @@ def test_progress_is_told_while_a_request_waits(service: RunningService) -> None
     finally:
         for stream in (*streams, third):
             stream.close()
-    wait_until(lambda: service.status()["requests"]["running"] == 0, 5)
+    wait_until(lambda: service.status()["requests"]["running"] == 0)
 
 
 def test_counts_of_answers(service: RunningService) -> None:
+    service.complete("a", max_tokens=1)
     service.ask("GET", "/nothing")
-    time.sleep(0.8)
-    text = service.ask("GET", "/metrics/http", port=service.metrics_port)[2]
-    assert 'moe_coord_http_requests_total{route="other",status="404"}' in text
-    assert "moe_coord_http_first_token_seconds_bucket" in text
+
+    def are_counted() -> bool:
+        text = service.ask("GET", "/metrics/http", port=service.metrics_port)[2]
+        return (
+            'moe_coord_http_requests_total{route="other",status="404"}' in text
+            and "moe_coord_http_first_token_seconds_bucket" in text
+        )
+
+    wait_until(are_counted)  # the process tells them every half second
 
 
 def test_slow_heads_are_cut_off(crowd: tuple[float, list[socket.socket]]) -> None:
     started, connections = crowd
     for connection in connections:
-        connection.settimeout(max(0.1, started + 14 - time.monotonic()))
+        connection.settimeout(max(0.1, started + CUT_SECONDS - time.monotonic()))
         with contextlib.suppress(ConnectionResetError):
             assert connection.recv(100) == b""
