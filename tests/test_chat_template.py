@@ -11,6 +11,7 @@ from gguf_builder import CHAT_TEMPLATE, tiny_model
 from running_service import RunningService
 from tiny_vocabulary import PATH, byte_pair_metadata
 
+from coordinator.api import chat
 from coordinator.api.chat import ChatTemplate, read_messages, transcript
 from coordinator.api.errors import ApiError
 from coordinator.processes.launch import start_renderer
@@ -91,7 +92,7 @@ def test_a_hostile_template_is_an_error_of_the_request(template: str, why: str) 
     assert caught.value.status == 400
     assert caught.value.code == "chat_template_failed"
     assert why in caught.value.message
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < 30
 
 
 def test_the_renderer_comes_back() -> None:
@@ -110,6 +111,12 @@ def test_the_renderer_comes_back() -> None:
         asyncio.run(ask())
     finally:
         template.close()
+
+
+def test_a_start_takes_nothing_of_the_time_of_a_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine Python itself may take seconds to come up."""
+    monkeypatch.setattr(chat, "RENDER_SECONDS", 0.0)
+    assert rendered(template_of("{{ messages[0].content }}")) == "Be brief."
 
 
 def test_no_template() -> None:

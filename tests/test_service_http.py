@@ -333,7 +333,7 @@ def test_counts_of_answers(service: RunningService) -> None:
             and "moe_coord_http_first_token_seconds_bucket" in text
         )
 
-    wait_until(are_counted)  # the process tells them every half second
+    wait_until(are_counted)
 
 
 def test_slow_heads_are_cut_off(crowd: tuple[float, list[socket.socket]]) -> None:

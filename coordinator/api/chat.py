@@ -15,6 +15,7 @@ from coordinator.api.render import LENGTH, framed
 from coordinator.text.tokenizer import Tokenizer
 
 RENDER_SECONDS = 5.0
+START_SECONDS = 30.0  # more, where the process must be started first: a busy machine takes long
 MAX_MESSAGES = 1024
 ROLES = ("system", "developer", "user", "assistant")
 # what clients send back of an answer, when it says nothing
@@ -145,8 +146,9 @@ class ChatTemplate:
             "eos_token": self._special(self._tokenizer.eos_id),
         }
         async with self._lock:
+            seconds = RENDER_SECONDS + (START_SECONDS if self._process is None else 0)
             try:
-                async with asyncio.timeout(RENDER_SECONDS):
+                async with asyncio.timeout(seconds):
                     found = await self._ask(json.dumps(request).encode())
             except (TimeoutError, OSError) as error:
                 self.close()
