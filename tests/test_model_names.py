@@ -273,7 +273,8 @@ def hub() -> Iterator[Hub]:
 
 
 def settings(hub: Hub, home: Path) -> dict[str, str]:
-    return {"HF_ENDPOINT": hub.url, "HOME": str(home), "HF_HOME": str(home / "hf")}
+    patient = {"HF_HUB_DOWNLOAD_TIMEOUT": "60", "HF_HUB_ETAG_TIMEOUT": "60"}  # it asks again after
+    return {"HF_ENDPOINT": hub.url, "HOME": str(home), "HF_HOME": str(home / "hf"), **patient}
 
 
 NAME = "hf:owner/repo:Q4_K_M"

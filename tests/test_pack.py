@@ -18,8 +18,10 @@ from coordinator.models.part_file import identity_of, part_of
 from io_worker.packed_layout import CHECKSUM_BYTES, CHECKSUMS_AT
 from io_worker.reader import close_files, open_files
 
+# slowly, so that it can be seen, and ended, before it is done
 SMALL_BATCHES = """
 import sys
+import time
 from pathlib import Path
 from compute_worker.arch import resolve
 from coordinator.models.packed_header import packed_file
@@ -33,7 +35,7 @@ packed = packed_file(model, resolve(model).slabs)
 files = open_files(model.paths)
 with part_file(Path(sys.argv[2]), packed, identity_of(files)) as part:
     for _ in write_units(part, packed, files, batch_bytes=1):
-        pass
+        time.sleep(0.01)
     part.finish()
 """
 
