@@ -5,6 +5,7 @@ ended once; no process, no descriptor and no file of ours is left; every slot is
 """
 
 import contextlib
+import gc
 import os
 import signal
 import time
@@ -25,7 +26,7 @@ from coordinator.processes.engine import Engine
 from coordinator.processes.launch import Child
 from coordinator.serving.start import started
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 60.0
 
 
 @dataclass
@@ -69,6 +70,10 @@ class Session:
         """Run until the request is over; its tokens."""
         self.run_until(lambda: request in self.listener.ended)
         return self.listener.tokens.get(request, [])
+
+    def run_until_error(self) -> None:
+        """Run until an error is raised, also if that is after the last answer only."""
+        self.run_until(lambda: False)
 
     def child(self, name: str) -> Child:
         """The living child of a name, up and ready."""
@@ -121,6 +126,7 @@ def session(model: Path, *flags: str, max_running: int = 1) -> Iterator[Session]
     if "--compute-threads" not in flags:
         flags = (*flags, "--compute-threads", "1")
     listener = Watched()
+    gc.collect()  # what earlier tests left is not closed in between
     before = open_descriptors()
     with (
         prepared(exact_config(model, flags), read_machine(), n_sequences=max_running) as setup,

@@ -1,5 +1,6 @@
 """Children that do not behave, as real processes: each is recognised, told, and leaves nothing."""
 
+import gc
 import os
 import signal
 import sys
@@ -35,6 +36,7 @@ def rogues_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def children() -> Iterator[Children]:
+    gc.collect()  # what earlier tests left is not closed in between
     before = open_descriptors()
     with Children() as found:
         yield found

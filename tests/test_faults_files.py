@@ -61,7 +61,7 @@ def test_a_file_that_is_written_to_ends_the_run(
         run.run_until(lambda: len(run.listener.tokens.get(1, [])) >= 3)
         change(model)
         with pytest.raises(EngineError) as caught:
-            run.finish(1)
+            run.run_until_error()
         assert caught.value.exit_code == 3
         assert "model changed on disk" in str(caught.value)
         assert "\n" not in str(caught.value)
@@ -78,7 +78,7 @@ def test_a_run_that_reads_no_more_sees_it_too(model: Path, change: Callable[[Pat
         run.finish(1)
         change(model)
         with pytest.raises(EngineError) as caught:
-            run.run_until(lambda: False)
+            run.run_until_error()
         assert caught.value.exit_code == 3
         assert "model changed on disk" in str(caught.value)
 
@@ -126,7 +126,7 @@ def test_the_command_says_that_the_model_changed(tmp_path: Path) -> None:
     with RunningProgram("--model", str(model), *flags, "--pool", "30%") as run:
         run.wait_for_output()
         truncate(model)
-        assert run.end(5) == 3
+        assert run.end() == 3
         last = run.errors().splitlines()[-1]
         assert last.startswith("moe-coord: error: ")
         assert "model changed on disk" in last

@@ -13,7 +13,7 @@ from coordinator.processes.engine import EngineError
 from coordinator.processes.restarts import MAX_DEATHS
 
 PROMPT = list(range(30, 60))
-N_NEW = 40
+N_NEW = 150
 SMALLEST = ("--pool", "15%")
 
 
@@ -77,7 +77,8 @@ def test_a_stopped_worker_is_killed_and_replaced(model: Path, expected: list[int
         os.kill(child.process.pid, signal.SIGSTOP)
         started = time.monotonic()
         assert run.finish(1) == expected
-        assert 2.5 < time.monotonic() - started < 20  # 3 s, and a tick, on a busy machine too
+        # 3 s since it was heard, which may have been a moment before; more on a busy machine
+        assert 1.5 < time.monotonic() - started < 40
         run.check_idle()
         assert any("event=kill process=io0" in line for line in run.listener.events)
 

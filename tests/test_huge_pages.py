@@ -1,6 +1,7 @@
 """Shared memory in huge pages, as far as the system has them, and what may be done with it."""
 
 import ctypes
+import gc
 import itertools
 import mmap
 import os
@@ -181,6 +182,7 @@ def put_into_pipe(write_end: int, view: memoryview) -> None:
 @pytest.mark.parametrize("n_bytes", [1, 4096, (2 << 20) + 4096])
 def test_a_buffer_like_the_pool_takes_what_is_read_into_it(tmp_path: Path, n_bytes: int) -> None:
     (tmp_path / "file").write_bytes(bytes([7]) * n_bytes)
+    gc.collect()  # what earlier tests left is not closed in between
     n_open = len(list(Path("/proc/self/fd").iterdir()))
     with pool_like_buffer(n_bytes) as buffer, (tmp_path / "file").open("rb", buffering=0) as file:
         assert len(buffer) == n_bytes

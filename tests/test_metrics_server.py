@@ -1,6 +1,7 @@
 """The HTTP server of the metrics: its answers, its bounds, and that it never holds up the loop."""
 
 import contextlib
+import gc
 import http.client
 import json
 import signal
@@ -218,6 +219,7 @@ def test_only_the_loopback_address_listens(served: Served) -> None:
 
 
 def test_what_it_leaves_behind() -> None:
+    gc.collect()  # what earlier tests left is not closed in between
     before = sys.getswitchinterval(), threading.active_count(), open_descriptors()
     with listen(0) as listener:
         served = Served(scraped_run(), listener.getsockname()[1])

@@ -16,6 +16,8 @@ import pytest
 from running_program import wait_until
 from running_service import RunningService, events
 
+SHARE_TOKENS = 40
+MANY_WAVES = 40
 LONG = {"prompt": "Once upon a time", "max_tokens": 900, "stream": True, "seed": 5}
 STORY = "And it came to pass in those days, that there went out a decree. " * 12
 
@@ -104,14 +106,21 @@ def test_sixteen_streams_get_the_same_share() -> None:
         with ThreadPoolExecutor(16) as clients:
             running = [clients.submit(client, number) for number in range(16)]
             wait_until(lambda: all(counts))
-            before = list(counts)
-            time.sleep(2)
-            shares = [now - then for now, then in zip(counts, before, strict=True)]
+            before = tokens_of_all(service)
+            wait_until(lambda: max(tokens_of_all(service)) >= max(before) + SHARE_TOKENS)
+            after = tokens_of_all(service)
+            wait_until(lambda: min(counts) >= SHARE_TOKENS / 2)  # and it is sent to them
             is_over.set()
             for future in running:
                 future.result()
+        shares = [now - then for now, then in zip(after, before, strict=True)]
         assert min(shares) > 0.8 * max(shares), shares
-        wait_until(lambda: is_idle(service), 5)
+        wait_until(lambda: is_idle(service))
+
+
+def tokens_of_all(service: RunningService) -> list[int]:
+    """What each of the running requests has by now, at one and the same moment."""
+    return [entry["tokens"] for entry in service.status()["requests"]["list"]]
 
 
 # Clients that leave
@@ -121,7 +130,10 @@ def test_clients_that_leave_at_random_moments_leave_nothing(service: RunningServ
     rng = random.Random(7)
     expected = service.complete(STORY, max_tokens=10, temperature=0)["choices"]
     before = service.status()["totals"]["requests"]
-    for _ in range(8):  # waves, so that they are queued, in their prompt, in their answer
+    enough = before["cancelled"] + 30  # some are gone before a busy service has heard them
+    n_waves = 0  # so that they are queued, in their prompt, in their answer
+    while n_waves < 8 or (n_waves < MANY_WAVES and n_cancelled(service) <= enough):
+        n_waves += 1
         streams = []
         for _ in range(8):
             prompt = STORY * rng.choice([1, 3]) + str(rng.random())
@@ -134,15 +146,20 @@ def test_clients_that_leave_at_random_moments_leave_nothing(service: RunningServ
             if rng.random() < 0.5:
                 stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             stream.close()
-    wait_until(lambda: is_idle(service), 3)
+    wait_until(lambda: is_idle(service))
     status = service.status()
-    assert status["totals"]["requests"]["cancelled"] > before["cancelled"] + 30
+    assert status["totals"]["requests"]["cancelled"] > enough
     assert status["totals"]["requests"]["error"] == before["error"]
     assert status["memory"]["kv"]["kept_blocks"] <= status["memory"]["kv"]["blocks"]
     assert service.complete(STORY, max_tokens=10, temperature=0)["choices"] == expected
     with ThreadPoolExecutor(4) as clients:  # every slot and all the room can be had
         bodies = [{"prompt": [100 + n] * 1000, "max_tokens": 20} for n in range(4)]
         assert all(clients.map(lambda body: service.complete(**body), bodies))
+
+
+def n_cancelled(service: RunningService) -> int:
+    found: int = service.status()["totals"]["requests"]["cancelled"]
+    return found
 
 
 # Processes that die
@@ -173,8 +190,15 @@ def test_compute_dies(service: RunningService) -> None:
         waiting = {**LONG, "max_tokens": 5}
         queued = events(stack.enter_context(service.open_stream("/v1/completions", waiting)))
         wait_until(lambda: service.status()["requests"]["queued"] == 1)
+        n_before = n_degraded(service)
         kill(service, "compute")
-        wait_until(lambda: service.ask("GET", "/health")[2]["state"] == "degraded", 5)
+        # it may be back before it is asked; that it was away is written
+        wait_until(
+            lambda: (
+                service.ask("GET", "/health")[2]["state"] == "degraded"
+                or n_degraded(service) > n_before
+            )
+        )
         status, _, body = service.ask("POST", "/v1/completions", {"prompt": "a"})
         assert status in (200, 503), body
         for reader in readers:
@@ -184,6 +208,10 @@ def test_compute_dies(service: RunningService) -> None:
             assert "compute" in json.loads(error)["error"]["message"]
         assert text_of(queued)
     wait_until(lambda: service.ask("GET", "/health")[2]["state"] == "ready")
+
+
+def n_degraded(service: RunningService) -> int:
+    return service.errors().count("event=state state=degraded")
 
 
 def test_the_http_process_dies(service: RunningService) -> None:
@@ -208,7 +236,7 @@ def test_the_http_process_dies(service: RunningService) -> None:
 
 
 def test_health_tells_every_state() -> None:
-    with RunningService("--io-workers", "1", "--drain", "20") as service:
+    with RunningService("--io-workers", "1", "--drain", "100") as service:
         seen = []
 
         def look() -> str:
@@ -221,11 +249,11 @@ def test_health_tells_every_state() -> None:
             return str(body["state"])
 
         wait_until(lambda: look() == "ready")
-        with service.open_stream("/v1/completions", {**LONG, "max_tokens": 150}) as stream:
+        with service.open_stream("/v1/completions", {**LONG, "max_tokens": 600}) as stream:
             lines = events(stream)
             next(lines)
             service.process.terminate()
-            wait_until(lambda: look() == "draining", 5)
+            wait_until(lambda: look() == "draining")
             status, headers, body = service.ask("POST", "/v1/completions", {"prompt": "a"})
             assert (status, body["error"]["code"]) == (503, "draining")
             assert "retry-after" in headers
@@ -245,7 +273,7 @@ def test_draining_has_an_end() -> None:
             *_, error, done = lines
             assert json.loads(error)["error"]["code"] == "draining"
             assert done == "[DONE]"
-        assert service.end(10) == 130
+        assert service.end() == 130
         service.check_gone()
 
 

@@ -36,7 +36,7 @@ def test_a_signal_is_a_clean_end(model: Path, number: signal.Signals, code: int)
         run.wait_for_output()
         assert len(run.alive()) == 1
         os.killpg(run.process.pid, number)
-        assert run.end(5) == code
+        assert run.end() == code
         assert "tokens/s" in run.errors().splitlines()[-1]
         assert "Traceback" not in run.errors()
 
@@ -45,7 +45,7 @@ def test_a_changed_model_ends_it(model: Path) -> None:
     with RunningProgram("--model", str(model), *ENDLESS, *SINGLE) as run:
         run.wait_for_output()
         truncate(model)
-        assert run.end(5) == 3
+        assert run.end() == 3
         assert "model changed on disk" in run.errors().splitlines()[-1]
 
 
