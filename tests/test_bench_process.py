@@ -1,5 +1,6 @@
 """Programs that are watched: output, time of lines, signals, bytes; groups; the disk below."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from running_program import wait_until
 
 from coordinator.bench.block import Participant, Place, run_block
 from coordinator.bench.cache import cached_bytes, drop_cache
@@ -43,17 +45,24 @@ def python(program: str) -> list[str]:
     return [sys.executable, "-S", "-c", program]
 
 
+def is_over(pid: int) -> bool:
+    """Whether a process is gone, or dead and not waited for."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return " Z " in Path(f"/proc/{pid}/stat").read_text()
+    return True
+
+
 def test_output_and_lines_come_with_their_times() -> None:
     program = (
         "import sys, time; print('out'); print('one', file=sys.stderr, flush=True); "
-        "time.sleep(0.3); sys.stderr.write('two'); sys.exit(3)"
+        "time.sleep(1); sys.stderr.write('two'); sys.exit(3)"
     )
     seen = run_watched(python(program), ProcessTree(), StopSignals(), 30)
     assert (seen.output, seen.exit_code, seen.is_timed_out) == (b"out\n", 3, False)
     (first, one), (second, two) = seen.error_lines
     assert (one, two) == ("one", "two")
     assert seen.started < first < second < seen.ended
-    assert 0.2 < second - first < 5
+    assert 0.2 < second - first < 20
 
 
 def test_much_output_does_not_block() -> None:
@@ -188,7 +197,7 @@ def test_what_is_left_in_a_group_is_killed() -> None:
     run_watched(program, group, StopSignals(), 30)
     (left,) = group.process_ids()
     group.close()
-    assert not Path(f"/proc/{left}").exists() or "Z" in Path(f"/proc/{left}/stat").read_text()
+    wait_until(lambda: is_over(left))
 
 
 def test_what_is_done_before_a_block_is_in_its_time(tmp_path: Path) -> None:
@@ -213,7 +222,7 @@ def test_without_a_group_the_bytes_are_those_of_the_tree(data: Path) -> None:
     group = ProcessTree()
     own = python(
         f"import os, mmap, time; fd = os.open({str(data)!r}, os.O_RDONLY | os.O_DIRECT); "
-        "os.preadv(fd, [mmap.mmap(-1, 8 << 20)], 0); time.sleep(0.3)"
+        "os.preadv(fd, [mmap.mmap(-1, 8 << 20)], 0); time.sleep(1)"
     )
     assert run_watched(own, group, StopSignals(), 60).read_bytes[-1][1] >= 8 * MiB
 

@@ -105,12 +105,12 @@ def test_reading_for_a_time(tmp_path: Path) -> None:
     try:
         if file.direct_fd is None:
             pytest.skip(file.direct_refusal)
-        reads = read_for(file, 65536, depth=3, seconds=0.2)
+        reads = read_for(file, 65536, depth=3, seconds=0.5)
     finally:
         close_files(files)
     assert reads == sorted(reads)
     assert all(n_bytes == 65536 for _, n_bytes in reads)
-    assert 0.1 < reads[-1][0] < 5
+    assert 0.1 < reads[-1][0] < 20
 
 
 @pytest.mark.parametrize("n_threads", [1, 2, 3])

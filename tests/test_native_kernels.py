@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pytest
 from gguf import GGMLQuantizationType
 from random_weights import random_matrix
+from running_program import wait_until
 
 from compute_worker import reference
 from compute_worker.kernels import KernelError
@@ -304,7 +305,7 @@ def test_threads_sleep_when_parked_and_end_when_closed() -> None:
         assert (kernels.matmul(matrix, x) == expected).all()
     assert n_threads_now() == before + 2
     kernels.close()
-    assert n_threads_now() == before
+    wait_until(lambda: n_threads_now() == before)  # the system may show one that has just ended
 
 
 def test_short_runs_lose_no_part() -> None:

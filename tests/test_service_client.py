@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,7 @@ from coordinator.serving.service_client import (
 )
 from coordinator.serving.terminal_chat import printable
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 60.0
 ASKED = [{"role": "user", "content": "Hello"}]
 
 
@@ -204,12 +204,19 @@ class OnTerminal:
 
     def wait_for(self, text: str) -> None:
         """Until this was shown since the last time."""
+        self._read_until(lambda: text in self.seen)
+        self.seen = self.seen.partition(text)[2]
+
+    def wait_for_characters(self, n_characters: int) -> None:
+        """Until so many were shown since the last time."""
+        self._read_until(lambda: len(self.seen) >= n_characters)
+
+    def _read_until(self, is_over: Callable[[], bool]) -> None:
         deadline = time.monotonic() + WAIT_SECONDS
-        while text not in self.seen:
+        while not is_over():
             assert time.monotonic() < deadline, self.seen
             if select.select([self._terminal], [], [], 0.1)[0]:
                 self.seen += os.read(self._terminal, 65536).decode("utf-8", "replace")
-        self.seen = self.seen.partition(text)[2]
 
     def end(self) -> int:
         """Its exit code."""
@@ -241,15 +248,18 @@ def test_top_on_a_terminal(url: str) -> None:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_chat_on_a_terminal(url: str, tmp_path: Path) -> None:
     history = tmp_path / "deep" / "history"
-    talk = OnTerminal("chat", "--url", url, "--api-key", "right", "--history", str(history))
+    flags = ("--api-key", "right", "--history", str(history), "--seed", "1")
+    talk = OnTerminal("chat", "--url", url, *flags)
     talk.wait_for("> ")
     talk.type("Tell me all\r")
     talk.wait_for("\n")
-    time.sleep(1.0)
-    talk.type("\x03")  # stops the answer, or the prompt of the next one if it was over
+    talk.wait_for_characters(40)  # the answer has begun
+    talk.type("\x03")
+    talk.wait_for("(stopped)")
     talk.wait_for("> ")
     talk.type("/se\t temperature 0\r")  # completion: /set
     talk.wait_for("temperature 0.0")
+    talk.wait_for("> ")
     talk.type("\x1b[A\r")  # the line before, again
     talk.wait_for("temperature 0.0")
     talk.wait_for("> ")  # a key between two prompts would be lost
