@@ -46,14 +46,12 @@ class Client:
         return None
 
 
-def wait_until(is_so: Callable[[], bool]) -> float:
-    """How long it took."""
+def wait_until(is_so: Callable[[], bool]) -> None:
     start = time.monotonic()
     while not is_so():
         if time.monotonic() > start + WAIT_SECONDS:
             raise TimeoutError("waited too long")
         time.sleep(0.05)
-    return time.monotonic() - start
 
 
 def ask(client: Client) -> dict[str, Any]:
@@ -77,7 +75,8 @@ def ask(client: Client) -> dict[str, Any]:
     left.read(64)
     found["running"] = client.status()["requests"]["running"]
     left.close()
-    found["freed_seconds"] = wait_until(lambda: client.status()["requests"]["running"] == 0)
+    wait_until(lambda: client.status()["requests"]["running"] == 0)
+    found["cancelled"] = client.status()["totals"]["requests"]["cancelled"]
 
     before = client.coordinator()
     assert before is not None

@@ -115,7 +115,7 @@ def test_a_death_without_a_word(
     (death,) = news_until(children, Died)
     assert isinstance(death, Died)
     assert (death.code, death.why) == (code, f"exit {code}")
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30  # far less than a start may take
 
 
 @pytest.mark.parametrize("name", ["hello twice", "finishes others"])

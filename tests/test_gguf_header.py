@@ -189,7 +189,7 @@ def test_reads_a_large_vocabulary_quickly(tmp_path: Path) -> None:
     )
     started = time.process_time()
     header = read_header(path)
-    assert time.process_time() - started < 5  # 0.1 s measured; quadratic would be minutes
+    assert time.process_time() - started < 20  # 0.1 s measured; quadratic would be minutes
     assert header.metadata["tokenizer.ggml.tokens"] == tokens
     assert header.metadata["tokenizer.ggml.merges"] == merges
 
@@ -219,7 +219,7 @@ def test_many_items_take_linear_time(tmp_path: Path, content: bytes) -> None:
     path = write(tmp_path, content)
     started = time.process_time()
     read_header(path)
-    assert time.process_time() - started < 3  # 0.2 s measured; quadratic would be minutes
+    assert time.process_time() - started < 20  # 0.2 s measured; quadratic would be minutes
 
 
 def test_opens_a_sparse_file_of_a_tebibyte_at_once(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_opens_a_sparse_file_of_a_tebibyte_at_once(tmp_path: Path) -> None:
     os.truncate(path, 1 << 40)
     started = time.process_time()
     header = read_header(path)
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < 10  # reading it would take minutes
     assert header.tensors["big"].n_bytes == 1 << 39
     os.truncate(path, 0)
 

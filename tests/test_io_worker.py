@@ -54,11 +54,11 @@ def test_heartbeats_tell_the_progress(stage: Stage) -> None:
         before = time.monotonic()
         beats: list[Heartbeat] = []
         while len(beats) < 3:
-            message = worker.next(2, beats=True)
+            message = worker.next(beats=True)
             assert isinstance(message, Heartbeat), message
             beats.append(message)
         assert beats[-1] == Heartbeat("io0", N_SLOTS)
-        assert time.monotonic() - before < 5
+        assert time.monotonic() - before < 20  # one in a second, where nobody else computes
 
 
 def test_a_file_without_direct_reading_is_read_buffered(stage: Stage) -> None:

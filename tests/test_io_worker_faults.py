@@ -216,7 +216,7 @@ def test_a_worker_dies_with_its_parent(
     assert is_running(pid) and start_time(pid) is not None
     parent.kill()
     parent.wait(20)
-    assert wait_until_gone(pid, 5.0)
+    assert wait_until_gone(pid, 20.0)
     if moment == "ready":
         assert not Path(directory).exists(), "nothing is on the disk in steady state"
     else:

@@ -1,6 +1,7 @@
 import os
 import stat
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,8 +33,7 @@ def context() -> Iterator[Context]:
 @pytest.fixture
 def short_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with a short name: socket paths are limited."""
-    folder = Path(f"/tmp/link-test-{os.getpid()}")
-    folder.mkdir()
+    folder = Path(tempfile.mkdtemp(prefix="link-", dir="/tmp"))
     yield folder
     for left in folder.iterdir():
         remove_socket_directory(left)

@@ -145,6 +145,6 @@ def test_somebody_else_in_the_group_takes_memory(tmp_path: Path) -> None:
     assert found.least_pool_bytes < found.whole_pool_bytes - 100 * MiB
     assert found.restored_seconds is not None and found.restored_seconds < 30
     assert (found.oom_kills, found.n_deaths, found.other_exit_code) == (0, 0, 0)
-    assert found.n_answers > 5
+    assert found.n_answers > 2
     assert found.n_different == 0
     assert found.peak_accounted_bytes <= 500 * MiB

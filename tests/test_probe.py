@@ -147,5 +147,5 @@ def test_a_large_model_is_timed(tmp_path: Path) -> None:
             pytest.skip("a file system without O_DIRECT")
         started = time.monotonic()
         choice = choose_reader("auto", [file], a_workload())
-        assert time.monotonic() - started < 5  # 0.4 where nobody else computes
+        assert time.monotonic() - started < 20  # 0.4 where nobody else computes
         assert "GB/s" in choice.reason and "\n" not in choice.reason

@@ -21,7 +21,8 @@ def sparse_model(folder: Path, *flags: str) -> Path:
 
 
 def test_a_plan_for_4_gb(tmp_path: Path) -> None:
-    if available_memory().n_bytes < PLAN_MIB * MiB:
+    # some more: other programs may take of it before the plan is made
+    if available_memory().n_bytes < (PLAN_MIB + 500) * MiB:
         pytest.skip(f"needs {PLAN_MIB} MiB of free memory")
     path = sparse_model(tmp_path)
     done = run_program(
