@@ -1,6 +1,6 @@
-"""What holds for every test: hypothesis draws the same examples in every run, and watches no clock.
+"""For every test: hypothesis draws the same examples in every run, and watches no clock.
 
-A machine that is busy with other things is no error of a test, and a run that fails must fail again.
+A machine that is busy with other things is no error, and what has failed must fail again.
 """
 
 import hypothesis

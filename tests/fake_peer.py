@@ -10,7 +10,7 @@ import sys
 import time
 from http.server import BaseHTTPRequestHandler
 
-TOKEN_SECONDS = 0.05
+TOKEN_SECONDS = 0.025
 
 
 def value_of(flag: str) -> str:

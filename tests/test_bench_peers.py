@@ -16,7 +16,7 @@ from coordinator.command.config import shipped_model
 from coordinator.command.signals import StopSignals
 from coordinator.processes.engine import EngineError
 
-TOKEN_RATES = 0.1 / TOKEN_SECONDS, 2 / TOKEN_SECONDS  # a busy machine; one that read late
+TOKEN_RATES = 0.1 / TOKEN_SECONDS, 3 / TOKEN_SECONDS  # a busy machine; one that read late
 FAKE = Path(__file__).parent / "fake_peer.py"
 
 
