@@ -13,7 +13,7 @@ from coordinator.processes.engine import EngineError
 from coordinator.processes.restarts import MAX_DEATHS
 
 PROMPT = list(range(30, 60))
-N_NEW = 150
+N_NEW = 80
 SMALLEST = ("--pool", "15%")
 
 
