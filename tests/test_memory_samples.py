@@ -51,7 +51,7 @@ def least_memory(flags: list[str]) -> int:
 )
 def test_memory_stays_within_the_smallest_budget(model: Path, flags: list[str]) -> None:
     # long enough that the sampler, too, sees it when all is there
-    base = ["--model", str(model), "--tokens", PROMPT, "-n", "100", "--ignore-eos", *flags]
+    base = ["--model", str(model), "--tokens", PROMPT, "-n", "40", "--ignore-eos", *flags]
     memory = least_memory(base)
     command = [*PROGRAM, *base, "--memory", f"{memory}M", "--json"]
     output, samples = run_sampled(command)
