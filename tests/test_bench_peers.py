@@ -45,6 +45,7 @@ def test_peers_stand_in_the_table_of_a_question(
     for name in ("peer-bench", "peer-server"):
         assert 100 < arms[name]["tok_s"] < 210  # 5 ms per token, and the program's own
         assert arms[name]["command"].count("-t") == 1  # as many threads as our arms
+        assert arms[name]["faults"]["minor"] > 0  # a peer does not tell its own
     assert arms["peer-bench"]["report"]["n_threads"] == 1
     claims = json.loads((out / "answers.json").read_text())["claims"]
     assert [claim["findings"][0]["reference"] for claim in claims[-2:]] == [

@@ -43,6 +43,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "reads_in_flight": ("report", "settings", "reads_in_flight"),
     "mean_reads_in_flight": ("report", "token_time", "mean_reads_in_flight"),
     "major_faults_per_token": ("report", "faults", "major"),
+    "major_faults_of_block": ("faults", "major"),
+    "minor_faults_of_block": ("faults", "minor"),
     "disk_limit_bytes_per_second": ("disk_bytes_per_second",),
     "peak_bytes": ("memory", "peak_bytes"),
     "limit_hits": ("memory", "limit_hits"),
