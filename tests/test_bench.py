@@ -18,7 +18,7 @@ from coordinator.bench.peer import with_threads
 from coordinator.bench.records import Record, read_blocks
 from coordinator.bench.report.routing import routing_charts
 from coordinator.bench.statistics import MIN_PAIRS
-from coordinator.bench.table import block_line, table
+from coordinator.bench.table import block_line, cache_line, table
 from coordinator.bench.trace import TRACES
 from coordinator.bench.warnings import warnings_of
 from coordinator.command.bench_commands import ARM, PEER, POOLS, Arm, BenchCommand, PeerCommand
@@ -198,6 +198,12 @@ def test_the_table() -> None:
     assert note.endswith("each arm ÷ a.")
 
 
+def test_what_was_done_to_the_page_cache_is_said() -> None:
+    records = [record("a", n, 10) | {"cache": cache} for n, cache in enumerate("xxy")]
+    assert cache_line(records) == "Page cache before each block: x; y."
+    assert cache_line([]) == ""
+
+
 def test_a_failed_block_takes_its_pair_with_it() -> None:
     records = [record("a", 0, 10), record("b", 0, 20), record("a", 1, 10)]
     records.append(record("b", 1, 0, error="exit -9"))
@@ -268,9 +274,12 @@ def test_the_real_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert records[0]["tokens"] == records[1]["tokens"] != records[2]["tokens"]
     assert records[2]["tokens"] == records[3]["tokens"]
     assert records[0]["prompt"] == records[1]["prompt"] != records[2]["prompt"]
-    assert "going on behind 2 blocks" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "going on behind 2 blocks" in said.err
+    assert "Page cache before each block: kept." in said.out
     answers = json.loads((tmp_path / "answers.json").read_text())
     assert answers["claims"][0]["findings"][0]["verdict"] == "few"
+    assert answers["page_cache"] == "Page cache before each block: kept."
     assert (tmp_path / "blocks.csv").read_text().count("\n") == 5
     with pytest.raises(ConfigError, match="same comparison"):
         run_bench(BenchCommand((MODEL,), arms=arms[:1], n_pairs=2, **settings))

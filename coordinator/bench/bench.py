@@ -33,7 +33,7 @@ from coordinator.bench.records import (
 )
 from coordinator.bench.results import write_results
 from coordinator.bench.rounds import Step, TimeLimit, complete_rounds, run_rounds
-from coordinator.bench.table import block_line, table
+from coordinator.bench.table import block_line, cache_line, table
 from coordinator.bench.tokens import compared_tokens
 from coordinator.bench.trace import SHARE_OF_TIME, TRACES, record_traces
 from coordinator.bench.warnings import warnings_of
@@ -190,6 +190,7 @@ def _show(
             print(f"{room.name}:")
         print(table(in_room(records, room.name), names, who.reference))
         print()
+    print(cache_line(records))
     for line in (*who.sweep.notes, *warnings_of(records)):
         print(f"warning: {line}")
     for line in beside:

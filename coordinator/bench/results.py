@@ -14,6 +14,7 @@ from typing import Any
 from coordinator.bench.answers import Answer
 from coordinator.bench.participants import Who
 from coordinator.bench.records import Record, value_of
+from coordinator.bench.table import cache_line
 from coordinator.bench.warnings import warnings_of
 from coordinator.command.signals import StopSignals
 from coordinator.processes.group import ProcessTree
@@ -69,6 +70,7 @@ def write_results(
         "short_rooms": {room.name: room.short for room in who.rooms},
         "arms": [each.name for each in who.participants],
         "reference": who.reference,
+        "page_cache": cache_line(records),
         "warnings": [*who.sweep.notes, *warnings_of(records), *beside],
         **({key: records[-1].get(key) for key in KEPT} if records else {}),
     }

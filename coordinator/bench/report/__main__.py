@@ -82,6 +82,7 @@ def page_of(folder: Path) -> Page:
     ]
     others = [claim["sentence"] for claim in answers["claims"]]
     sentences = [] if answers["too_small"] else [s for s in others if s != answers["headline"]]
+    sentences += [text for text in (answers.get("page_cache"),) if text]
     return Page(
         f"moe-coord bench: {answers['question']}",
         answers["headline"],
