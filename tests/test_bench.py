@@ -319,6 +319,7 @@ def test_a_model_too_small_is_said(tmp_path: Path, capsys: pytest.CaptureFixture
         assert read_trace(tmp_path / name).n_steps == 1 + 4 + 1  # prompt and warm-up, then tokens
     charts = routing_charts(tmp_path)
     assert [chart.name for chart in charts] == ["hit_rates", "expert_use"]
+    assert "static and imatrix begin with the counts of another prompt" in charts[0].about
     hits: dict[str, dict[float, float]] = {}
     for row in charts[0].spec["data"]["values"]:
         hits.setdefault(row["policy"], {})[row["percent"]] = row["hits"]
