@@ -19,6 +19,7 @@ from coordinator.bench.ceiling import (
 )
 from coordinator.command.bench_commands import CeilingCommand
 from coordinator.command.config import shipped_model
+from coordinator.command.flag_values import ConfigError
 from io_worker.disk_speed import DEPTHS, WAY_SHARE, rates, read_for, summary, throttles
 from io_worker.disk_ways import ORDERS, WAYS, Reads, read_file, ways_of
 from io_worker.model_file import open_model
@@ -154,3 +155,14 @@ def test_what_is_kept(tmp_path: Path) -> None:
     assert {(way, order) for way in WAYS if way != "direct" for order in ORDERS} <= ways
     assert (tmp_path / "ceiling.csv").read_text().startswith("way,order,reads_in_flight,gb_per_s")
     assert (tmp_path / "ways.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_folder_that_cannot_be_used_is_refused_before_anything_is_measured(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="can be made"):
+        run_ceiling(CeilingCommand(shipped_model(), out=tmp_path / "file" / "such"))
+    (tmp_path / "answers.json").touch()
+    with pytest.raises(ConfigError, match="without the results of `bench`"):
+        run_ceiling(CeilingCommand(shipped_model(), out=tmp_path))
