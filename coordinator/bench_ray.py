@@ -73,7 +73,8 @@ def run_on_nodes(typed: Sequence[str]) -> int:
             "start it with `ray start --head`"
         ) from error
     try:
-        files = [path for path in _blocks_of_nodes(folder, without(typed, NOT_FOR_NODES)) if path]
+        arguments = with_whole_paths(without(typed, NOT_FOR_NODES), bench.files)
+        files = [path for path in _blocks_of_nodes(folder, arguments) if path]
     finally:
         ray.shutdown()
     if not files:
@@ -134,6 +135,13 @@ def run_here(arguments: list[str]) -> Blocks:
         is_whole = (Path(folder) / ANSWERS).exists()
         text = (Path(folder) / BLOCKS).read_text(encoding="utf-8") if is_whole else ""
         return text, " / ".join([line for _, line in seen.error_lines][-N_ERROR_LINES:])
+
+
+def with_whole_paths(arguments: Sequence[str], files: Sequence[Path]) -> list[str]:
+    """Arguments in which models have paths from the root: a node works in a folder of its own."""
+    names = {str(path) for path in files}
+    command, *others = arguments
+    return [command, *[str(Path(text).absolute()) if text in names else text for text in others]]
 
 
 def without(typed: Sequence[str], names: Sequence[str]) -> list[str]:
