@@ -1,6 +1,7 @@
 """The same comparison on two nodes of a real Ray cluster on this machine."""
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,11 +55,13 @@ def test_two_nodes(address: str, tmp_path: Path) -> None:
     assert kind["claims"][0]["findings"][0]["n_pairs"] == 2
 
 
-def test_no_cluster_is_one_line() -> None:
+def test_no_cluster_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="needs the extra: pip install 'moe-coord[ray]'")
     done = subprocess.run(
         [*PROGRAM, "bench", str(shipped_model()), "--ray", "127.0.0.1:1"],
         capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     )  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
     assert (done.returncode, done.stderr.count("\n")) == (4, 1)
     assert "expected a cluster" in done.stderr
