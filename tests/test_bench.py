@@ -1,6 +1,7 @@
 """The comparison as a whole: prompts, participants, table, and runs of the real program."""
 
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -283,6 +284,27 @@ def test_the_real_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert (tmp_path / "blocks.csv").read_text().count("\n") == 5
     with pytest.raises(ConfigError, match="same comparison"):
         run_bench(BenchCommand((MODEL,), arms=arms[:1], n_pairs=2, **settings))
+
+
+def test_an_interrupted_comparison_says_how_it_goes_on(tmp_path: Path) -> None:
+    command = [
+        sys.executable, "-P", "-m", "coordinator", "bench", str(MODEL),
+        "--arm", "a: --compute-threads 1", "--pairs", "1000", "-n", "4", "--warm-up", "1",
+        "--keep-cache", "--out", str(tmp_path),
+    ]  # fmt: skip
+    said = []
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as program:
+        assert program.stderr is not None
+        for line in program.stderr:
+            said.append(line)
+            if line.startswith("[1/1000]"):
+                program.send_signal(signal.SIGINT)
+    assert program.returncode == 130
+    n_blocks = len(read_blocks(tmp_path / "blocks.jsonl"))
+    assert said[-1] == (
+        f"interrupted: {n_blocks} blocks are in {tmp_path / 'blocks.jsonl'}; the same command goes "
+        "on behind them\n"
+    )
 
 
 def test_the_command_refuses_before_it_runs_anything(tmp_path: Path) -> None:

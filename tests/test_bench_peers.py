@@ -47,6 +47,7 @@ def test_peers_stand_in_the_table_of_a_question(
         assert arms[name]["command"].count("-t") == 1  # as many threads as our arms
         assert arms[name]["faults"]["minor"] > 0  # a peer does not tell its own
     assert arms["peer-bench"]["report"]["n_threads"] == 1
+    assert arms["peer-server"]["report"]["build_info"] == "b1-fake"
     claims = json.loads((out / "answers.json").read_text())["claims"]
     assert [claim["findings"][0]["reference"] for claim in claims[-2:]] == [
         "peer-bench", "peer-server",

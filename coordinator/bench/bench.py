@@ -22,6 +22,7 @@ from coordinator.bench.merge import run_merge
 from coordinator.bench.models import Measured, measured_model, models_of, models_of_arms, own_files
 from coordinator.bench.participants import Who, who_of
 from coordinator.bench.records import (
+    BLOCKS,
     BlocksFile,
     Record,
     has_failed,
@@ -77,6 +78,9 @@ def run_bench(bench: BenchCommand) -> int:
             if bench.out is not None:
                 write_results(bench.out, answer, records, who, beside, stop)
             _check_failures(records)
+        elif bench.out is not None:
+            said = f"interrupted: {len(records)} blocks are in {bench.out / BLOCKS}"
+            print(f"{said}; the same command goes on behind them", file=sys.stderr)
     return stop.exit_code or 0
 
 
