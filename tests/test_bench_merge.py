@@ -1,5 +1,6 @@
 """Blocks of several machines: one row per kind of hardware, pairs within a machine only."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -167,4 +168,10 @@ def test_files_in_report_out(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert run_merge(BenchCommand(tuple(paths), merge=True, out=out)) == 0
     assert capsys.readouterr().out.count("(1 run):") == 2
     assert len(json.loads((out / "answers.json").read_text())["kinds"]) == 2
+    with (out / "ratios.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["hardware"].split(", ")[1] for row in rows] == ["2 cores", "4 cores"]
+    for row in rows:
+        assert (row["runs"], row["pair"], row["pairs"]) == ("1", "b ÷ a", "6")
+        assert float(row["low"]) < float(row["ratio"]) < float(row["high"])
     assert "Paired ratios by kind of hardware" in (out / "report.html").read_text()
