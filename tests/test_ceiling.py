@@ -122,7 +122,10 @@ def test_numpy_sums_all_words(n_threads: int) -> None:
 def test_the_real_program(capsys: pytest.CaptureFixture[str]) -> None:
     command = CeilingCommand(shipped_model(), part="compute", compute_threads=1, json=True)
     assert run_ceiling(command) == 0
-    record = json.loads(capsys.readouterr().out)
+    said = capsys.readouterr()
+    assert "measuring memory, and compute" in said.err  # it takes a while
+    assert "measuring the disk" not in said.err
+    record = json.loads(said.out)
     compute = record["compute"]
     assert compute["tok_s"] > 0
     assert 0 < compute["bus_share"] < 1.5

@@ -59,8 +59,11 @@ def run_ceiling(command: CeilingCommand) -> int:
     }
     with stop_signals() as stop:
         if command.part != "compute":
+            each = f"{command.seconds} s for each number of reads in flight"
+            print(f"measuring the disk: {each}, then every way of reading", file=sys.stderr)
             record["disk"] = _disk(command, record["slab_bytes"], stop)
         if command.part != "disk" and stop.received is None:
+            print("measuring memory, and compute with everything resident", file=sys.stderr)
             record["compute"] = _compute(command, spec, record["token_bytes"], stop)
     if stop.exit_code is not None:
         return stop.exit_code
