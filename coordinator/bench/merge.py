@@ -23,6 +23,7 @@ from coordinator.command.flag_values import ConfigError
 from coordinator.command.signals import stop_signals
 
 GiB_IN_KIB = 1 << 20
+MERGED = "merged.jsonl"  # not the name of a run's own blocks, which may lie there
 RATIO_COLUMNS = ("hardware", "runs", "pair", "pairs", "ratio", "low", "high")
 
 
@@ -34,6 +35,7 @@ class Kind:
     n_runs: int
     answer: Answer
     warnings: tuple[str, ...]
+    records: tuple[Record, ...] = ()
 
 
 def run_merge(bench: BenchCommand) -> int:
@@ -128,7 +130,7 @@ def column_of(found: Finding, short: dict[str, str]) -> str:
 
 
 def write_merged(folder: Path, kinds: Sequence[Kind], short: dict[str, str]) -> None:
-    """answers.json, CSV and the report."""
+    """answers.json, the blocks side by side, CSV and the report."""
     make_folder(folder)
     found: dict[str, Any] = {
         "question": kinds[0].answer.question,
@@ -144,6 +146,9 @@ def write_merged(folder: Path, kinds: Sequence[Kind], short: dict[str, str]) -> 
         ],
     }
     (folder / ANSWERS).write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    with (folder / MERGED).open("w", encoding="utf-8") as file:
+        for kind in kinds:
+            file.writelines(json.dumps(each, ensure_ascii=False) + "\n" for each in kind.records)
     rows = [
         (kind.hardware, kind.n_runs, column_of(each, short), *astuple(each.ratio))
         for kind in kinds
@@ -166,7 +171,7 @@ def _kind(hardware: str, runs: Sequence[Run]) -> Kind:
     sweep = Sweep(str(records[0].get("question")), (), _pairs(runs, rooms))
     n_bytes = min(value_of(record, ("settings", "expert_bytes")) or 0 for record in records)
     answer = answer_of(records, sweep, list(rooms.values()), n_bytes)
-    return Kind(hardware, len(runs), answer, tuple(warnings_of(records)))
+    return Kind(hardware, len(runs), answer, tuple(warnings_of(records)), tuple(records))
 
 
 def _pairs(runs: Sequence[Run], rooms: dict[str, Room]) -> tuple[Pair, ...]:
