@@ -148,7 +148,7 @@ def write_merged(folder: Path, kinds: Sequence[Kind], short: dict[str, str]) -> 
     (folder / ANSWERS).write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     with (folder / MERGED).open("w", encoding="utf-8") as file:
         for kind in kinds:
-            file.writelines(json.dumps(each, ensure_ascii=False) + "\n" for each in kind.records)
+            file.writelines(json.dumps(each) + "\n" for each in kind.records)
     rows = [
         (kind.hardware, kind.n_runs, column_of(each, short), *astuple(each.ratio))
         for kind in kinds
