@@ -302,8 +302,8 @@ def test_an_interrupted_comparison_says_how_it_goes_on(tmp_path: Path) -> None:
     assert program.returncode == 130
     n_blocks = len(read_blocks(tmp_path / "blocks.jsonl"))
     assert said[-1] == (
-        f"interrupted: {n_blocks} blocks are in {tmp_path / 'blocks.jsonl'}; the same command goes "
-        "on behind them\n"
+        f"interrupted: {n_blocks} whole rounds are in {tmp_path / 'blocks.jsonl'}; the same "
+        "command goes on behind them\n"
     )
 
 

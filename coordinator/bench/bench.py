@@ -79,7 +79,8 @@ def run_bench(bench: BenchCommand) -> int:
                 write_results(bench.out, answer, records, who, beside, stop)
             _check_failures(records)
         elif bench.out is not None:
-            said = f"interrupted: {len(records)} blocks are in {bench.out / BLOCKS}"
+            n_rounds = len(complete_rounds(records, who.rooms, who.participants))
+            said = f"interrupted: {n_rounds} whole rounds are in {bench.out / BLOCKS}"
             print(f"{said}; the same command goes on behind them", file=sys.stderr)
     return stop.exit_code or 0
 
