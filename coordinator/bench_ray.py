@@ -62,8 +62,8 @@ def run_on_nodes(typed: Sequence[str]) -> int:
         raise ConfigError(
             "--ray: expected the library ray, found none; pip install 'moe-coord[ray]'"
         )
-    folder = bench.out or Path(tempfile.mkdtemp(prefix="moe-coord-ray-"))
-    make_folder(folder)
+    if bench.out is not None:
+        make_folder(bench.out)
     _knock(bench.ray)
     try:
         ray.init(address=bench.ray, logging_level="ERROR", log_to_driver=False)
@@ -72,13 +72,16 @@ def run_on_nodes(typed: Sequence[str]) -> int:
             f"--ray: expected a cluster at {bench.ray[:100]!a}, found none: {str(error)[:200]!a}; "
             "start it with `ray start --head`"
         ) from error
-    try:
-        files = [path for path in _blocks_of_nodes(folder, without(typed, NOT_FOR_NODES)) if path]
-    finally:
-        ray.shutdown()
-    if not files:
-        raise EngineError(EXIT_INTERNAL, "--ray: the comparison failed on every node")
-    return run_merge(replace(bench, files=tuple(files), merge=True, out=folder))
+    arguments = with_whole_paths(without(typed, NOT_FOR_NODES), bench.files)
+    with tempfile.TemporaryDirectory(prefix="moe-coord-ray-") as of_this_run:
+        try:
+            folder = bench.out or Path(of_this_run)
+            files = [path for path in _blocks_of_nodes(folder, arguments) if path]
+        finally:
+            ray.shutdown()
+        if not files:
+            raise EngineError(EXIT_INTERNAL, "--ray: the comparison failed on every node")
+        return run_merge(replace(bench, files=tuple(files), merge=True))
 
 
 def _knock(address: str) -> None:
@@ -134,6 +137,13 @@ def run_here(arguments: list[str]) -> Blocks:
         is_whole = (Path(folder) / ANSWERS).exists()
         text = (Path(folder) / BLOCKS).read_text(encoding="utf-8") if is_whole else ""
         return text, " / ".join([line for _, line in seen.error_lines][-N_ERROR_LINES:])
+
+
+def with_whole_paths(arguments: Sequence[str], files: Sequence[Path]) -> list[str]:
+    """Arguments in which models have paths from the root: a node works in a folder of its own."""
+    names = {str(path) for path in files}
+    command, *others = arguments
+    return [command, *[str(Path(text).absolute()) if text in names else text for text in others]]
 
 
 def without(typed: Sequence[str], names: Sequence[str]) -> list[str]:

@@ -31,7 +31,7 @@ def bench() -> None:
 
 
 class Completion(BaseHTTPRequestHandler):
-    """`/health`, and `/completion` with the ids 1, 2, 3 …, as events."""
+    """`/health`, `/props`, and `/completion` with the ids 1, 2, 3 …, as events."""
 
     def address_string(self) -> str:
         return "socket file"
@@ -42,6 +42,8 @@ class Completion(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)
         self.end_headers()
+        if self.path == "/props":
+            self.wfile.write(b'{"build_info": "b1-fake"}')
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -1,6 +1,7 @@
 """The comparison as a whole: prompts, participants, table, and runs of the real program."""
 
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from coordinator.bench.peer import with_threads
 from coordinator.bench.records import Record, read_blocks
 from coordinator.bench.report.routing import routing_charts
 from coordinator.bench.statistics import MIN_PAIRS
-from coordinator.bench.table import block_line, table
+from coordinator.bench.table import block_line, cache_line, table
 from coordinator.bench.trace import TRACES
 from coordinator.bench.warnings import warnings_of
 from coordinator.command.bench_commands import ARM, PEER, POOLS, Arm, BenchCommand, PeerCommand
@@ -198,6 +199,12 @@ def test_the_table() -> None:
     assert note.endswith("each arm ÷ a.")
 
 
+def test_what_was_done_to_the_page_cache_is_said() -> None:
+    records = [record("a", n, 10) | {"cache": cache} for n, cache in enumerate("xxy")]
+    assert cache_line(records) == "Page cache before each block: x; y."
+    assert cache_line([]) == ""
+
+
 def test_a_failed_block_takes_its_pair_with_it() -> None:
     records = [record("a", 0, 10), record("b", 0, 20), record("a", 1, 10)]
     records.append(record("b", 1, 0, error="exit -9"))
@@ -268,12 +275,36 @@ def test_the_real_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert records[0]["tokens"] == records[1]["tokens"] != records[2]["tokens"]
     assert records[2]["tokens"] == records[3]["tokens"]
     assert records[0]["prompt"] == records[1]["prompt"] != records[2]["prompt"]
-    assert "going on behind 2 blocks" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "going on behind 2 blocks" in said.err
+    assert "Page cache before each block: kept." in said.out
     answers = json.loads((tmp_path / "answers.json").read_text())
     assert answers["claims"][0]["findings"][0]["verdict"] == "few"
+    assert answers["page_cache"] == "Page cache before each block: kept."
     assert (tmp_path / "blocks.csv").read_text().count("\n") == 5
     with pytest.raises(ConfigError, match="same comparison"):
         run_bench(BenchCommand((MODEL,), arms=arms[:1], n_pairs=2, **settings))
+
+
+def test_an_interrupted_comparison_says_how_it_goes_on(tmp_path: Path) -> None:
+    command = [
+        sys.executable, "-P", "-m", "coordinator", "bench", str(MODEL),
+        "--arm", "a: --compute-threads 1", "--pairs", "1000", "-n", "4", "--warm-up", "1",
+        "--keep-cache", "--out", str(tmp_path),
+    ]  # fmt: skip
+    said = []
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as program:
+        assert program.stderr is not None
+        for line in program.stderr:
+            said.append(line)
+            if line.startswith("[1/1000]"):
+                program.send_signal(signal.SIGINT)
+    assert program.returncode == 130
+    n_blocks = len(read_blocks(tmp_path / "blocks.jsonl"))
+    assert said[-1] == (
+        f"interrupted: {n_blocks} whole rounds are in {tmp_path / 'blocks.jsonl'}; the same "
+        "command goes on behind them\n"
+    )
 
 
 def test_the_command_refuses_before_it_runs_anything(tmp_path: Path) -> None:
@@ -310,6 +341,7 @@ def test_a_model_too_small_is_said(tmp_path: Path, capsys: pytest.CaptureFixture
         assert read_trace(tmp_path / name).n_steps == 1 + 4 + 1  # prompt and warm-up, then tokens
     charts = routing_charts(tmp_path)
     assert [chart.name for chart in charts] == ["hit_rates", "expert_use"]
+    assert "static and imatrix begin with the counts of another prompt" in charts[0].about
     hits: dict[str, dict[float, float]] = {}
     for row in charts[0].spec["data"]["values"]:
         hits.setdefault(row["policy"], {})[row["percent"]] = row["hits"]

@@ -1,5 +1,6 @@
 """Blocks of several machines: one row per kind of hardware, pairs within a machine only."""
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from bench_blocks import ROOM, blocks
 from coordinator.bench.comparable import Run
 from coordinator.bench.merge import Kind, hardware_of, lines_of, merged, run_merge
 from coordinator.bench.questions import Pair, pair_record
-from coordinator.bench.records import Record
+from coordinator.bench.records import Record, read_blocks
 from coordinator.bench.rooms import Room
 from coordinator.command.bench_commands import BenchCommand
 from coordinator.command.flag_values import ConfigError
@@ -167,4 +168,25 @@ def test_files_in_report_out(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert run_merge(BenchCommand(tuple(paths), merge=True, out=out)) == 0
     assert capsys.readouterr().out.count("(1 run):") == 2
     assert len(json.loads((out / "answers.json").read_text())["kinds"]) == 2
+    with (out / "ratios.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["hardware"].split(", ")[1] for row in rows] == ["2 cores", "4 cores"]
+    for row in rows:
+        assert (row["runs"], row["pair"], row["pairs"]) == ("1", "b ÷ a", "6")
+        assert float(row["low"]) < float(row["ratio"]) < float(row["high"])
     assert "Paired ratios by kind of hardware" in (out / "report.html").read_text()
+    assert {path.name for path in out.glob("*.png")} == {"ratios.png"}
+
+
+def test_of_one_kind_of_hardware_the_report_shows_what_a_run_shows(tmp_path: Path) -> None:
+    """The charts of the README can be drawn again from its lines."""
+    pytest.importorskip("vl_convert", reason="needs the extra: pip install 'moe-coord[report]'")
+    paths = tuple(RESULTS / f"memory-{number}.jsonl" for number in (2, 3))
+    assert run_merge(BenchCommand(paths, merge=True, out=tmp_path)) == 0
+    drawn = {path.stem for path in tmp_path.glob("*.png")}
+    rounds = {f"rounds_{number}" for number in (1, 2, 3)}
+    assert drawn == {"ratios", "memory", "token_time", "reads_in_flight", *rounds}
+    assert len(read_blocks(tmp_path / "merged.jsonl")) == 72
+    text = (tmp_path / "report.html").read_text()
+    assert "800 MiB of memory: medians, each ÷ prefetch-off" in text
+    assert "between prefetch and none" in text or "prefetch is" in text

@@ -48,7 +48,9 @@ def test_peers_stand_in_the_table_of_a_question(
     assert TOKEN_RATES[0] < arms["peer-server"]["tok_s"] < TOKEN_RATES[1]  # measured
     for name in ("peer-bench", "peer-server"):
         assert arms[name]["command"].count("-t") == 1  # as many threads as our arms
+        assert arms[name]["faults"]["minor"] > 0  # a peer does not tell its own
     assert arms["peer-bench"]["report"]["n_threads"] == 1
+    assert arms["peer-server"]["report"]["build_info"] == "b1-fake"
     claims = json.loads((out / "answers.json").read_text())["claims"]
     assert [claim["findings"][0]["reference"] for claim in claims[-2:]] == [
         "peer-bench", "peer-server",
@@ -83,9 +85,13 @@ def test_a_block_that_failed_is_told_and_measured_again(tmp_path: Path) -> None:
 def test_tokens_are_compared_where_there_are_some(programs: dict[str, PeerCommand]) -> None:
     stop = StopSignals()
     model, prompts, flags = shipped_model(), [(5, 77), (6,)], ("--compute-threads", "1")
-    assert compared_tokens([programs["bench"]], model, prompts, flags, 60, stop) == []
-    (line,) = compared_tokens([programs["server"]], model, prompts, flags, 60, stop)
-    assert line.startswith("peer-server: of 16 greedy tokens the first 0 and 0 equal")
+    lines = compared_tokens(list(programs.values()), model, prompts, flags, 60, stop)
+    for name, line in zip(("peer-bench (the llama-server beside it)", "peer-server"), lines,
+                          strict=True):  # fmt: skip
+        assert line.startswith(f"{name}: of 16 greedy tokens the first 0 and 0 equal")
+    Path(programs["server"].command[0]).unlink()
+    (line,) = compared_tokens([programs["bench"]], model, prompts, flags, 60, stop)
+    assert line.startswith("peer-bench: tokens were not compared: llama-bench draws ids of its own")
     gone = PeerCommand("gone", (os.devnull + "/llama-server",))
     (line,) = compared_tokens([gone], model, prompts, flags, 60, stop)
     assert line == "gone: tokens were not compared: a run gave none"

@@ -73,6 +73,20 @@ def test_much_output_does_not_block() -> None:
     assert [len(line) for _, line in seen.error_lines] == [3_000_000]
 
 
+def test_page_faults_are_those_of_the_program_and_of_its_children() -> None:
+    touch = "memory = bytearray(32 << 20)"
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-S', '-c', {touch!r}])"
+    n_pages = (32 << 20) // (2 << 20)  # at least one fault for each huge page
+    faults = []
+    for program in ("pass", touch, child):
+        seen = run_watched(python(program), ProcessTree(), StopSignals(), 30)
+        assert seen.major_faults >= 0
+        faults.append(seen.minor_faults)
+    nothing, own, of_child = faults
+    assert own >= nothing + n_pages
+    assert of_child >= own
+
+
 def test_a_program_that_hangs_is_ended() -> None:
     started = time.monotonic()
     seen = run_watched(["sleep", "60"], ProcessTree(), StopSignals(), 0.2)

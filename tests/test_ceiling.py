@@ -19,6 +19,7 @@ from coordinator.bench.ceiling import (
 )
 from coordinator.command.bench_commands import CeilingCommand
 from coordinator.command.config import shipped_model
+from coordinator.command.flag_values import ConfigError
 from io_worker.disk_speed import DEPTHS, WAY_SHARE, rates, read_for, summary, throttles
 from io_worker.disk_ways import ORDERS, WAYS, Reads, read_file, ways_of
 from io_worker.model_file import open_model
@@ -121,7 +122,10 @@ def test_numpy_sums_all_words(n_threads: int) -> None:
 def test_the_real_program(capsys: pytest.CaptureFixture[str]) -> None:
     command = CeilingCommand(shipped_model(), part="compute", compute_threads=1, json=True)
     assert run_ceiling(command) == 0
-    record = json.loads(capsys.readouterr().out)
+    said = capsys.readouterr()
+    assert "measuring memory, and compute" in said.err  # it takes a while
+    assert "measuring the disk" not in said.err
+    record = json.loads(said.out)
     compute = record["compute"]
     assert compute["tok_s"] > 0
     assert 0 < compute["bus_share"] < 1.5
@@ -154,3 +158,14 @@ def test_what_is_kept(tmp_path: Path) -> None:
     assert {(way, order) for way in WAYS if way != "direct" for order in ORDERS} <= ways
     assert (tmp_path / "ceiling.csv").read_text().startswith("way,order,reads_in_flight,gb_per_s")
     assert (tmp_path / "ways.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_folder_that_cannot_be_used_is_refused_before_anything_is_measured(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="can be made"):
+        run_ceiling(CeilingCommand(shipped_model(), out=tmp_path / "file" / "such"))
+    (tmp_path / "answers.json").touch()
+    with pytest.raises(ConfigError, match="without the results of `bench`"):
+        run_ceiling(CeilingCommand(shipped_model(), out=tmp_path))

@@ -22,6 +22,7 @@ from coordinator.bench.merge import run_merge
 from coordinator.bench.models import Measured, measured_model, models_of, models_of_arms, own_files
 from coordinator.bench.participants import Who, who_of
 from coordinator.bench.records import (
+    BLOCKS,
     BlocksFile,
     Record,
     has_failed,
@@ -33,7 +34,7 @@ from coordinator.bench.records import (
 )
 from coordinator.bench.results import write_results
 from coordinator.bench.rounds import Step, TimeLimit, complete_rounds, run_rounds
-from coordinator.bench.table import block_line, table
+from coordinator.bench.table import block_line, cache_line, table
 from coordinator.bench.tokens import compared_tokens
 from coordinator.bench.trace import SHARE_OF_TIME, TRACES, record_traces
 from coordinator.bench.warnings import warnings_of
@@ -77,6 +78,10 @@ def run_bench(bench: BenchCommand) -> int:
             if bench.out is not None:
                 write_results(bench.out, answer, records, who, beside, stop)
             _check_failures(records)
+        elif bench.out is not None:
+            n_rounds = len(complete_rounds(records, who.rooms, who.participants))
+            said = f"interrupted: {n_rounds} whole rounds are in {bench.out / BLOCKS}"
+            print(f"{said}; the same command goes on behind them", file=sys.stderr)
     return stop.exit_code or 0
 
 
@@ -190,6 +195,7 @@ def _show(
             print(f"{room.name}:")
         print(table(in_room(records, room.name), names, who.reference))
         print()
+    print(cache_line(records))
     for line in (*who.sweep.notes, *warnings_of(records)):
         print(f"warning: {line}")
     for line in beside:

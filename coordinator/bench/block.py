@@ -83,6 +83,7 @@ def run_block(
         "wall_s": round(seen.ended - seen.started, 3),
         "others_cores": round(seen.others_cores, 3),
         "exit_code": seen.exit_code,
+        "faults": {"major": seen.major_faults, "minor": seen.minor_faults},  # of the whole block
         "memory": {
             "peak_bytes": memory.peak_bytes,
             "limit_hits": memory.limit_hits,

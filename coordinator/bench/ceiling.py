@@ -6,6 +6,7 @@ other, so that nothing shares the cores with it; this module starts them and doe
 """
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +16,11 @@ from compute_worker.arch import ModelSpec, dense_bytes, resolve
 from coordinator.bench.arms import arm_command, read_arm
 from coordinator.bench.machine import describe_machine, versions
 from coordinator.bench.records import make_folder
-from coordinator.bench.results import draw_report, write_csv
+from coordinator.bench.results import ANSWERS, draw_report, write_csv
 from coordinator.bench.timings import Measured, measured
 from coordinator.command.bench_commands import Arm, CeilingCommand
 from coordinator.command.cores import usable_cores
+from coordinator.command.flag_values import ConfigError
 from coordinator.command.signals import StopSignals, stop_signals
 from coordinator.plan.budget import token_cycle_bytes
 from coordinator.plan.machine import read_machine
@@ -44,7 +46,10 @@ Record = dict[str, Any]
 
 
 def run_ceiling(command: CeilingCommand) -> int:
-    """Measure and print; returns the exit code. Raises `EngineError` if a part fails."""
+    """Measure and print; returns the exit code. Raises `ConfigError` for a folder that cannot be
+    used, `EngineError` if a part fails."""
+    if command.out is not None:
+        _check_folder(command.out)
     spec = resolve(open_model(command.model))
     record: Record = {
         "model": str(command.model),
@@ -54,8 +59,11 @@ def run_ceiling(command: CeilingCommand) -> int:
     }
     with stop_signals() as stop:
         if command.part != "compute":
+            each = f"{command.seconds} s for each number of reads in flight"
+            print(f"measuring the disk: {each}, then every way of reading", file=sys.stderr)
             record["disk"] = _disk(command, record["slab_bytes"], stop)
         if command.part != "disk" and stop.received is None:
+            print("measuring memory, and compute with everything resident", file=sys.stderr)
             record["compute"] = _compute(command, spec, record["token_bytes"], stop)
     if stop.exit_code is not None:
         return stop.exit_code
@@ -65,9 +73,23 @@ def run_ceiling(command: CeilingCommand) -> int:
     return 0
 
 
-def _keep(folder: Path, record: Record) -> None:
-    """JSON, CSV and charts in a folder. Raises `ConfigError`."""
+def _check_folder(folder: Path) -> None:
+    """Before minutes of measuring. Raises `ConfigError`: a folder has one report."""
     make_folder(folder)
+    if (folder / ANSWERS).exists():
+        raise ConfigError(
+            f"--out: expected a folder without the results of `bench`, found some in "
+            f"{str(folder)!a:.200}; give another path"
+        )
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(
+            f"--out: expected a folder that can be written, found {str(folder)!a:.200}; give "
+            "another path"
+        )
+
+
+def _keep(folder: Path, record: Record) -> None:
+    """JSON, CSV and charts in a folder."""
     record = {**record, "machine": describe_machine(), "versions": versions()}
     record["limits"] = [
         {"hit_rate": hit_rate, "tok_s": limit_at(record, hit_rate)}

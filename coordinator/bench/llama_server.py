@@ -58,7 +58,8 @@ def main() -> int:
     prompt = [int(text) for text in options.tokens.split(",")]
     try:
         with running(options.command, options.model, len(prompt) + options.n + 1) as path:
-            print(json.dumps(complete(path, prompt, options.n, options.seed, temperature)))
+            done = complete(path, prompt, options.n, options.seed, temperature)
+            print(json.dumps(done | {"build_info": build_of(path)}))
     except (ServerError, OSError, http.client.HTTPException, ValueError, KeyError) as error:
         print(f"llama-server: {type(error).__name__}: {error}", file=sys.stderr)
         return EXIT_INTERNAL
@@ -97,6 +98,16 @@ def wait_until_loaded(server: "subprocess.Popen[bytes]", path: Path) -> None:
                 return
         time.sleep(POLL_SECONDS)
     raise ServerError(f"expected a loaded model within {LOAD_SECONDS:.0f} s, found none")
+
+
+def build_of(path: Path) -> str | None:
+    """Which version of the server it is; None where it does not say."""
+    connection = SocketFileConnection(path)
+    connection.request("GET", "/props")
+    try:
+        return str(json.loads(connection.getresponse().read())["build_info"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def complete(

@@ -4,12 +4,16 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from coordinator.processes.group import read_text
 from coordinator.processes.program import first_line_of
 
 PACKAGES = ("moe-coord", "numpy", "gguf", "pyzmq", "msgpack")
+# sensors by their driver's name; many processors, AMD's above all, are in no thermal zone
+PROCESSOR_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
+DISK_SENSORS = ("nvme", "drivetemp")
 
 
 def describe_machine(root: Path = Path("/")) -> dict[str, object]:
@@ -41,8 +45,8 @@ def versions() -> dict[str, str | None]:
 
 def state_of_machine(root: Path = Path("/")) -> dict[str, object]:
     """Load, temperature and mains: what drifts. None where the machine does not say."""
-    zones = sorted((root / "sys/class/thermal").glob("thermal_zone*/temp"))
-    degrees = [number / 1000 for zone in zones if (number := _number(read_text(zone))) is not None]
+    zones = _degrees((root / "sys/class/thermal").glob("thermal_zone*/temp"))
+    degrees = [*zones, *_degrees(_sensors(root, PROCESSOR_SENSORS))]
     supplies = [read_text(path) for path in (root / "sys/class/power_supply").glob("*/online")]
     charges = [
         number
@@ -57,11 +61,25 @@ def state_of_machine(root: Path = Path("/")) -> dict[str, object]:
         "load": read_text(root / "proc/loadavg").split()[:3],
         "available_kib": _number(available),
         "hottest_c": max(degrees, default=None),
+        "hottest_disk_c": max(_degrees(_sensors(root, DISK_SENSORS)), default=None),
         "on_mains": any(text.strip() == "1" for text in supplies) if supplies else None,
         "battery_percent": min(charges, default=None),
         "governor": read_text(governor).strip() or None,
         "throttle_count": sum(counts) if counts else None,
     }
+
+
+def _sensors(root: Path, drivers: Sequence[str]) -> Iterator[Path]:
+    """The thermometers of these drivers."""
+    for name in (root / "sys/class/hwmon").glob("hwmon*/name"):
+        if read_text(name).strip() in drivers:
+            yield from name.parent.glob("temp*_input")
+
+
+def _degrees(files: Iterable[Path]) -> list[float]:
+    """What they say, in degrees Celsius; a sensor that sleeps says nothing."""
+    numbers = [_number(read_text(file)) for file in files]
+    return [number / 1000 for number in numbers if number is not None]
 
 
 def _fields(text: str) -> dict[str, str]:

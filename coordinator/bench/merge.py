@@ -7,7 +7,7 @@ one run only: machines are never compared with each other by their speed.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from coordinator.bench.answers import Answer, Finding, answer_of, shown
 from coordinator.bench.comparable import Run, check_comparable, distinct_runs
 from coordinator.bench.questions import Pair, Sweep
 from coordinator.bench.records import Record, make_folder, read_blocks, value_of
-from coordinator.bench.results import ANSWERS, draw_report
+from coordinator.bench.results import ANSWERS, draw_report, write_csv
 from coordinator.bench.rooms import Room
 from coordinator.bench.warnings import warnings_of
 from coordinator.command.bench_commands import BenchCommand
@@ -23,6 +23,8 @@ from coordinator.command.flag_values import ConfigError
 from coordinator.command.signals import stop_signals
 
 GiB_IN_KIB = 1 << 20
+MERGED = "merged.jsonl"  # not the name of a run's own blocks, which may lie there
+RATIO_COLUMNS = ("hardware", "runs", "pair", "pairs", "ratio", "low", "high")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class Kind:
     n_runs: int
     answer: Answer
     warnings: tuple[str, ...]
+    records: tuple[Record, ...] = ()
 
 
 def run_merge(bench: BenchCommand) -> int:
@@ -127,7 +130,7 @@ def column_of(found: Finding, short: dict[str, str]) -> str:
 
 
 def write_merged(folder: Path, kinds: Sequence[Kind], short: dict[str, str]) -> None:
-    """answers.json and the report."""
+    """answers.json, the blocks side by side, CSV and the report."""
     make_folder(folder)
     found: dict[str, Any] = {
         "question": kinds[0].answer.question,
@@ -143,6 +146,16 @@ def write_merged(folder: Path, kinds: Sequence[Kind], short: dict[str, str]) -> 
         ],
     }
     (folder / ANSWERS).write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    with (folder / MERGED).open("w", encoding="utf-8") as file:
+        for kind in kinds:
+            file.writelines(json.dumps(each) + "\n" for each in kind.records)
+    rows = [
+        (kind.hardware, kind.n_runs, column_of(each, short), *astuple(each.ratio))
+        for kind in kinds
+        for each in _speeds(kind)
+        if each.ratio is not None
+    ]
+    write_csv(folder / "ratios.csv", RATIO_COLUMNS, rows)
     with stop_signals() as stop:
         draw_report(folder, stop)
 
@@ -158,7 +171,7 @@ def _kind(hardware: str, runs: Sequence[Run]) -> Kind:
     sweep = Sweep(str(records[0].get("question")), (), _pairs(runs, rooms))
     n_bytes = min(value_of(record, ("settings", "expert_bytes")) or 0 for record in records)
     answer = answer_of(records, sweep, list(rooms.values()), n_bytes)
-    return Kind(hardware, len(runs), answer, tuple(warnings_of(records)))
+    return Kind(hardware, len(runs), answer, tuple(warnings_of(records)), tuple(records))
 
 
 def _pairs(runs: Sequence[Run], rooms: dict[str, Room]) -> tuple[Pair, ...]:

@@ -127,7 +127,7 @@ def read_llama_server(seen: Watched, bench: BenchCommand) -> Timings:
         for n_tokens, seconds in others:
             spans.append(Span(n_tokens, seconds, started))
             started += seconds
-        return Timings(prompt, tuple(spans))
+        return Timings(prompt, tuple(spans), (), {"build_info": record.get("build_info")})
     except (ValueError, KeyError, TypeError) as error:
         raise BlockError(f"expected arrivals of tokens, found {seen.output[:80]!r}") from error
 

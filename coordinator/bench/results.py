@@ -14,6 +14,7 @@ from typing import Any
 from coordinator.bench.answers import Answer
 from coordinator.bench.participants import Who
 from coordinator.bench.records import Record, value_of
+from coordinator.bench.table import cache_line
 from coordinator.bench.warnings import warnings_of
 from coordinator.command.signals import StopSignals
 from coordinator.processes.group import ProcessTree
@@ -43,6 +44,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "reads_in_flight": ("report", "settings", "reads_in_flight"),
     "mean_reads_in_flight": ("report", "token_time", "mean_reads_in_flight"),
     "major_faults_per_token": ("report", "faults", "major"),
+    "major_faults_of_block": ("faults", "major"),
+    "minor_faults_of_block": ("faults", "minor"),
     "disk_limit_bytes_per_second": ("disk_bytes_per_second",),
     "peak_bytes": ("memory", "peak_bytes"),
     "limit_hits": ("memory", "limit_hits"),
@@ -67,6 +70,7 @@ def write_results(
         "short_rooms": {room.name: room.short for room in who.rooms},
         "arms": [each.name for each in who.participants],
         "reference": who.reference,
+        "page_cache": cache_line(records),
         "warnings": [*who.sweep.notes, *warnings_of(records), *beside],
         **({key: records[-1].get(key) for key in KEPT} if records else {}),
     }

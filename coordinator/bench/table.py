@@ -52,6 +52,12 @@ def table(records: Sequence[Record], arms: Sequence[str], reference: str) -> str
     return "\n".join(lines)
 
 
+def cache_line(records: Sequence[Record]) -> str:
+    """What was done to the page cache before the blocks; empty without blocks."""
+    found = dict.fromkeys(record["cache"] for record in records if record.get("cache"))
+    return f"Page cache before each block: {'; '.join(found)}." if found else ""
+
+
 def table_rows(
     records: Sequence[Record], arms: Sequence[str], reference: str
 ) -> list[tuple[str, ...]]:

@@ -7,6 +7,7 @@ never raised: whoever changed something of the machine gets to put it back.
 
 import contextlib
 import os
+import resource
 import selectors
 import signal
 import subprocess
@@ -32,6 +33,8 @@ class Watched:
     ended: float = 0.0
     is_timed_out: bool = False
     others_cores: float = 0.0  # how many cores all else on the machine kept busy meanwhile
+    major_faults: int = 0  # of it and of all children that it waited for
+    minor_faults: int = 0
     output: bytes = b""
     error_lines: list[tuple[float, str]] = field(default_factory=list)
     read_bytes: list[tuple[float, int]] = field(default_factory=list)  # since the start
@@ -51,6 +54,7 @@ def run_watched(
     """Run it to its end, a signal, or the timeout. Raises `OSError` if it cannot be started."""
     seen = Watched(started=time.monotonic())
     cpu_before = _others_seconds()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with _started(command, group, subprocess.PIPE, own_session=True) as program:
         if niceness is not None:
             _prioritise(program.pid, niceness)
@@ -58,6 +62,9 @@ def run_watched(
         _watch(program, group, seen, stop, seen.started + timeout_seconds)
         seen.exit_code = program.wait()
         seen.ended = time.monotonic()
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seen.major_faults = after.ru_majflt - before.ru_majflt
+        seen.minor_faults = after.ru_minflt - before.ru_minflt
         wall = max(1e-9, seen.ended - seen.started)
         seen.others_cores = max(0.0, _others_seconds() - cpu_before) / wall
         seen.read_bytes.append((seen.ended, group.read_bytes()))

@@ -8,12 +8,13 @@ the PNGs beside it. Nothing may import it.
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from coordinator.bench.ceiling import CEILING, lines
-from coordinator.bench.merge import n_runs_text
-from coordinator.bench.records import BLOCKS, in_room, read_blocks
+from coordinator.bench.merge import MERGED, n_runs_text
+from coordinator.bench.records import BLOCKS, Record, in_room, read_blocks
 from coordinator.bench.report.ceiling import ceiling_page
 from coordinator.bench.report.charts import charts_of
 from coordinator.bench.report.page import Page, Table, config, page_html
@@ -69,19 +70,13 @@ def page_of(folder: Path) -> Page:
         return ceiling_page(record, lines(record))
     answers: dict[str, Any] = json.loads((folder / ANSWERS).read_text(encoding="utf-8"))
     if "kinds" in answers:
-        return merged_page(answers)
+        is_one = len(answers["kinds"]) == 1
+        return merged_page(answers, read_blocks(folder / MERGED) if is_one else [])
     records = read_blocks(folder / BLOCKS)
     charts = [*charts_of(answers, records), *routing_charts(folder)]
-    tables = [
-        Table(
-            f"{room}: medians, each ÷ {answers['reference']}",
-            HEAD,
-            table_rows(in_room(records, room), answers["arms"], answers["reference"]),
-        )
-        for room in answers["rooms"]
-    ]
-    others = [claim["sentence"] for claim in answers["claims"]]
-    sentences = [] if answers["too_small"] else [s for s in others if s != answers["headline"]]
+    tables = tables_of(records, answers["rooms"], answers["arms"], answers["reference"])
+    sentences = sentences_of(answers)
+    sentences += [text for text in (answers.get("page_cache"),) if text]
     return Page(
         f"moe-coord bench: {answers['question']}",
         answers["headline"],
@@ -93,8 +88,28 @@ def page_of(folder: Path) -> Page:
     )
 
 
-def merged_page(answers: dict[str, Any]) -> Page:
-    """One row per kind of hardware."""
+def sentences_of(answers: dict[str, Any]) -> list[str]:
+    """What is claimed beside the headline."""
+    others = [claim["sentence"] for claim in answers["claims"]]
+    return [] if answers["too_small"] else [s for s in others if s != answers["headline"]]
+
+
+def tables_of(
+    records: Sequence[Record], rooms: Sequence[str], arms: Sequence[str], reference: str
+) -> list[Table]:
+    """Medians of each arm, a table for each room."""
+    return [
+        Table(
+            f"{room}: medians, each ÷ {reference}",
+            HEAD,
+            table_rows(in_room(records, room), arms, reference),
+        )
+        for room in rooms
+    ]
+
+
+def merged_page(answers: dict[str, Any], records: Sequence[Record]) -> Page:
+    """One row per kind of hardware; `records`: of a single kind, to show all that they say."""
     short, kinds = answers["short_rooms"], answers["kinds"]
     findings = [
         {**found, "hardware": kind["hardware"]}
@@ -103,8 +118,14 @@ def merged_page(answers: dict[str, Any]) -> Page:
         for found in claim["findings"]
         if found["what"] == "speed" and found.get("median") is not None
     ]
-    # its name beside every ratio says nothing where there is one kind
-    told = findings if len(kinds) > 1 else [{**f, "hardware": None} for f in findings]
+    tables: list[Table] = []
+    sentences: list[str] = []
+    made: list[Chart | None] = [ratios_chart(findings, short)]
+    if records and findings:
+        made = [*charts_of({**kinds[0], "short_rooms": short}, records)]
+        sentences = sentences_of(kinds[0])
+        arms = list(dict.fromkeys(record["arm"] for record in records))
+        tables = tables_of(records, list(short), arms, findings[0]["reference"])
     columns = list(dict.fromkeys(pair_label(found, short) for found in findings))
     cells = {(f["hardware"], pair_label(f, short)): ratio_text(f) for f in findings}
     rows = [
@@ -115,10 +136,10 @@ def merged_page(answers: dict[str, Any]) -> Page:
         f"moe-coord bench: {answers['question']}, {len(kinds)} "
         f"kind{'s' if len(kinds) != 1 else ''} of hardware",
         "; ".join(f"{kind['hardware']}: {kind['headline']}" for kind in kinds),
-        [],
+        sentences,
         [f"{kind['hardware']}: {line}" for kind in kinds for line in kind["warnings"]],
-        [Table("Paired ratios by kind of hardware", ("hardware", *columns), rows)],
-        [chart for chart in (ratios_chart(told, short),) if chart is not None],
+        [Table("Paired ratios by kind of hardware", ("hardware", *columns), rows), *tables],
+        [chart for chart in made if chart is not None],
         [(kind["hardware"], n_runs_text(kind["runs"])) for kind in kinds],
     )
 

@@ -67,6 +67,8 @@ def _hit_rates(trace: Trace, other: Trace | None) -> Chart:
         },
     }  # fmt: skip
     about = "Replay of a recorded routing. Nothing can be above belady, which knows what comes."
+    if counts:
+        about += f" {' and '.join(NEED_COUNTS)} begin with the counts of another prompt."
     return Chart("hit_rates", "Hit rate against size, every policy", about, spec)
 
 
