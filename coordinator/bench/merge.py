@@ -142,7 +142,7 @@ def write_merged(folder: Path, kinds: Sequence[Kind], short: dict[str, str]) -> 
             for kind in kinds
         ],
     }
-    (folder / ANSWERS).write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    (folder / ANSWERS).write_text(json.dumps(found, indent=1) + "\n")
     with stop_signals() as stop:
         draw_report(folder, stop)
 
