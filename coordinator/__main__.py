@@ -29,7 +29,12 @@ from coordinator.command.completion import completion_script
 from coordinator.command.config import Config
 from coordinator.command.flag_values import ConfigError
 from coordinator.command.line import parse
-from coordinator.command.streams import OutputError, let_output_go, open_missing_streams
+from coordinator.command.streams import (
+    OutputError,
+    lasting_errors,
+    let_output_go,
+    open_missing_streams,
+)
 from coordinator.command.topics import topic_text
 from coordinator.command.trace_commands import ReplayCommand, TraceCommand
 from coordinator.core.slot_classes import PoolTooSmallError
@@ -85,6 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def reported(job: Callable[[], int]) -> int:
     """Run a job; its errors become one line on standard error and an exit code."""
     open_missing_streams()
+    if sys.stderr is sys.__stderr__:  # who read it may go: lines for people are then for nobody
+        sys.stderr = lasting_errors()
     try:
         code = job()
         sys.stdout.flush()  # here, where a reader that went away is expected

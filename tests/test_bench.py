@@ -1,6 +1,7 @@
 """The comparison as a whole: prompts, participants, table, and runs of the real program."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -323,6 +324,23 @@ def test_the_command_refuses_before_it_runs_anything(tmp_path: Path) -> None:
         done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
         assert done.returncode == code
         assert part in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("gone", ["stdout", "stderr"])
+def test_who_reads_it_may_go(gone: str, tmp_path: Path) -> None:
+    """What is measured is kept, all of it."""
+    read, write = os.pipe()
+    os.close(read)
+    flags = ["--pairs", "2", "-n", "2", "--warm-up", "0", "--keep-cache", "--out", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-u", "-P", "-m", "coordinator", "bench", str(MODEL), *flags],
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, gone: write},
+        check=False,
+    )  # type: ignore[call-overload]
+    os.close(write)
+    assert done.returncode == 0
+    assert len(read_blocks(tmp_path / "blocks.jsonl")) == 2
+    assert (tmp_path / "answers.json").exists()
 
 
 def test_a_model_too_small_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

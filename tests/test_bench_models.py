@@ -1,5 +1,6 @@
 """Which files are measured: named, written, or copied because somebody holds their pages."""
 
+import fcntl
 import mmap
 import os
 import signal
@@ -8,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from coordinator.bench.cache import cached_bytes
-from coordinator.bench.models import COPY_BYTES, copy_file, measured_model, models_of, own_files
+from coordinator.bench.models import (
+    COPY_BYTES,
+    COPY_PREFIX,
+    copy_file,
+    measured_model,
+    models_of,
+    own_files,
+)
 from coordinator.command.bench_commands import BenchCommand
 from coordinator.command.config import shipped_model
 from coordinator.command.flag_values import ConfigError
@@ -55,6 +63,37 @@ def test_a_copy_is_the_same_model_and_goes_away(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     with own_files([model], tmp_path, "never", StopSignals()) as copies:
         assert copies == {}
+
+
+def test_a_copy_goes_to_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
+    """As the blocks do, which are written later."""
+    place = tmp_path / "new" / "folder"
+    with own_files([measured_model(MODEL)], place, "always", StopSignals()) as copies:
+        assert copies[MODEL].read_bytes() == MODEL.read_bytes()
+    (tmp_path / "file").touch()
+    wrong = own_files([measured_model(MODEL)], tmp_path / "file", "always", StopSignals())
+    with pytest.raises(ConfigError, match="--out: expected a folder"), wrong:
+        pass
+
+
+def test_copies_of_a_run_that_was_killed_go_with_the_next(tmp_path: Path) -> None:
+    """Gigabytes that nobody sees; those of a run that goes on stay, and what was just made."""
+    left, used, young = (tmp_path / f"{COPY_PREFIX}{name}" for name in ("left", "used", "young"))
+    for place in (left, used, young):
+        place.mkdir()
+        (place / "m.gguf").touch()
+        if place is not young:
+            os.utime(place, (0, 0))
+    lock = os.open(used, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with own_files([measured_model(MODEL)], tmp_path, "always", StopSignals()) as copies:
+        own = copies[MODEL].parent
+        os.utime(own, (0, 0))
+        assert sorted(tmp_path.iterdir()) == sorted([used, young, own])
+        with own_files([measured_model(MODEL)], tmp_path, "always", StopSignals()):
+            assert copies[MODEL].exists()
+    os.close(lock)
+    assert sorted(tmp_path.iterdir()) == [used, young]
 
 
 def test_a_signal_ends_the_copying(tmp_path: Path) -> None:

@@ -95,6 +95,34 @@ def test_a_program_that_hangs_is_ended() -> None:
     assert time.monotonic() - started < 10
 
 
+CLOSED = "import os, time; os.close(1); os.close(2); time.sleep(60)"
+
+
+def test_a_program_that_says_nothing_more_is_ended_too() -> None:
+    """Its pipes are closed, and it runs on."""
+    started = time.monotonic()
+    seen = run_watched(python(CLOSED), ProcessTree(), StopSignals(), 0.5)
+    assert seen.is_timed_out
+    stop = StopSignals(signal.SIGINT)
+    assert run_watched(python(CLOSED), ProcessTree(), stop, 60).exit_code == -signal.SIGTERM
+    assert time.monotonic() - started < 10
+
+
+def test_who_outlives_a_program_does_not_hold_it() -> None:
+    """A child of it has its pipes, and the program is gone."""
+    child = "import time; print('child', flush=True); time.sleep(8)"
+    program = f"""
+import subprocess, sys
+subprocess.Popen([sys.executable, "-S", "-c", {child!r}])
+print("done", flush=True)
+"""
+    started = time.monotonic()
+    seen = run_watched(python(program), ProcessTree(), StopSignals(), 60)
+    assert (seen.exit_code, seen.is_timed_out) == (0, False)
+    assert b"done" in seen.output
+    assert time.monotonic() - started < 6
+
+
 def test_a_signal_ends_the_program_and_is_noted() -> None:
     program = f"import os, signal, time; os.kill({os.getpid()}, signal.SIGTERM); time.sleep(60)"
     before = signal.getsignal(signal.SIGTERM)

@@ -1,6 +1,8 @@
 """Lines of blocks: whole or not there, of one comparison, and what counts of them."""
 
+import contextlib
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,25 @@ def test_a_part_of_a_line_is_cut_off_and_the_rest_is_done(tmp_path: Path) -> Non
     assert [record["arm"] for record in again.done] == ["a"]
     again.close()
     assert path.read_text() == whole
+
+
+def test_two_at_once_do_not_write_to_one_folder(tmp_path: Path) -> None:
+    first = open_blocks(tmp_path, COMMON)
+    line = json.dumps(block("a", 0, 10))
+    (tmp_path / "blocks.jsonl").write_text(line[:100])  # it is just being written
+    with pytest.raises(ConfigError, match="--out: expected a folder that nobody else writes to"):
+        open_blocks(tmp_path, COMMON)
+    assert (tmp_path / "blocks.jsonl").read_text() == line[:100]
+    first.close()
+    open_blocks(tmp_path, COMMON).close()
+
+
+def test_a_path_that_is_no_text_is_kept(tmp_path: Path) -> None:
+    path = os.fsdecode(b"/models/\xff.gguf")
+    with contextlib.closing(open_blocks(tmp_path, COMMON)) as blocks:
+        blocks.add(block("a", 0, 10) | {"command": ["moe-coord", "--model", path]})
+    (found,) = read_blocks(tmp_path / "blocks.jsonl")
+    assert found["command"][-1] == path
 
 
 @pytest.mark.parametrize(

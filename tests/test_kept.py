@@ -1,6 +1,7 @@
 """What `eval` keeps: it goes to the file as it comes, whole or not at all."""
 
 import os
+import signal
 import tracemalloc
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from arms import run_program
 from gguf_builder import tiny_model
+from running_program import RunningProgram, wait_until
 
 from compute_worker.arch import ModelSpec, resolve
 from compute_worker.kept import KEPT_ROWS, KeptFileError, KeptPrompt
@@ -82,6 +84,19 @@ def test_a_part_of_a_prompt_leaves_an_empty_file(spec: ModelSpec, tmp_path: Path
         assert (tmp_path / "kept.npz").stat().st_size > 90 * 4 * spec.vocabulary_size
         kept.close()
     assert (tmp_path / "kept.npz").stat().st_size == 0
+
+
+def test_what_a_compute_wrote_that_was_killed_is_not_left(tmp_path: Path) -> None:
+    out = tmp_path / "kept.npz"
+    model = tiny_model(tmp_path / "long.gguf", width=128, context_length=4096)
+    tokens = ",".join(str(token % 100) for token in range(3000))
+    flags = ("--tokens", tokens, "--out", str(out), "--context", "3100", "--chunk", "64")
+    with RunningProgram("eval", str(model), *flags) as run:
+        wait_until(lambda: out.exists() and out.stat().st_size > 0)
+        os.kill(run.children()["compute"], signal.SIGKILL)
+        assert run.end() == 5
+        assert "the compute worker died" in run.errors().splitlines()[-1]
+    assert out.stat().st_size == 0
 
 
 def test_a_full_disk_is_one_line(model: Path, spec: ModelSpec) -> None:

@@ -1,16 +1,29 @@
 """Conversations that go on another day: the same answers, less to compute, bad files refused."""
 
+import contextlib
 import dataclasses
 import os
 import signal
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from arms import run_json, run_program
+from arms import Together, exact_config, greedy, run_json, run_program
+from faults import long_model
 from running_service import RunningService
 
 from coordinator.command.flag_values import ConfigError
+from coordinator.command.signals import Signals
+from coordinator.command.terminal import Terminal
+from coordinator.core.state import EndRequest, NewRequest
+from coordinator.plan.machine import read_machine
+from coordinator.plan.setup import Setup, prepared
+from coordinator.processes.engine import Engine
+from coordinator.serving.runner import wait_ready
+from coordinator.serving.session import Session, open_session, restore, save
 from coordinator.serving.session_file import (
     SessionHeader,
     SessionKey,
@@ -18,6 +31,7 @@ from coordinator.serving.session_file import (
     check_key,
     saved_session,
 )
+from coordinator.serving.start import started
 
 STORY = "And it came to pass in those days, that there went out a decree. " * 12
 KEY = SessionKey("abc", "f16", "fast", "avx2", 1000)
@@ -146,3 +160,117 @@ def test_a_place_where_nothing_can_be_written(tmp_path: Path) -> None:
     done = run_program(*FLAGS, "--session", str(tmp_path / "no" / "chat.kv"))
     assert done.returncode == 2
     assert "--session: expected a place" in done.stderr
+
+
+# Processes that die meanwhile
+
+PROMPT = [token % 250 for token in range(200)]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Run:
+    """An engine of this process with a session, and what its requests became."""
+
+    engine: Engine
+    session: Session
+    setup: Setup
+    listener: Together
+
+    def answer(self, request: int) -> list[int]:
+        """Tokens of a request that is always the same."""
+        self.engine.submit(NewRequest(greedy(request, PROMPT), 5, frozenset()))
+        while request not in self.listener.ended:
+            self.engine.run_once()
+        assert self.listener.ended[request].error is None
+        return self.listener.tokens[request]
+
+    def pid(self) -> int:
+        """Of compute."""
+        child = self.engine.children.get("compute")
+        assert child is not None
+        return child.process.pid
+
+    def save(self) -> None:
+        """As at the end of the program."""
+        save(self.session, self.engine, self.setup, Terminal())
+
+
+@contextlib.contextmanager
+def running(model: Path, path: Path, *flags: str) -> Iterator[Run]:
+    """Not ready yet."""
+    listener = Together()
+    flags = ("--session", str(path), "--compute-threads", "1", *flags)
+    with (
+        prepared(exact_config(model, flags), read_machine()) as setup,
+        open_session(setup) as session,
+    ):
+        assert session is not None
+        with started(setup, listener, compute_fds=session.fds) as engine:
+            yield Run(engine, session, setup, listener)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return long_model(tmp_path_factory.mktemp("model"))
+
+
+def test_compute_that_dies_while_experts_are_read_is_waited_for(model: Path, path: Path) -> None:
+    """What was kept is not handed to nobody."""
+    with running(model, path) as run:
+        wait_ready(run.engine, run.setup, Terminal(), Signals())
+        expected = run.answer(1)
+        run.save()
+    killed = []
+
+    def kill() -> None:
+        if run.engine.is_ready and not killed:
+            killed.append(run.pid())
+            os.kill(run.pid(), signal.SIGKILL)
+            os.waitid(os.P_PID, run.pid(), os.WEXITED | os.WNOWAIT)
+
+    with running(model, path, "--pool", "all") as run:
+        wait_ready(run.engine, run.setup, Terminal(), Signals(), kill)
+        assert len(killed) == 1 and run.engine.is_ready and run.pid() not in killed
+        restore(run.session, run.engine, run.setup, Terminal())
+        assert run.answer(1) == expected
+        assert run.engine.totals.prompt_tokens < len(PROMPT) - 100
+        assert run.engine.restarts.counts == {"compute": 1}
+
+
+def test_compute_that_dies_while_it_saves_is_not_waited_for(
+    model: Path, path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with running(model, path) as run:
+        wait_ready(run.engine, run.setup, Terminal(), Signals())
+        expected = run.answer(1)
+        os.kill(run.pid(), signal.SIGSTOP)
+        death = threading.Timer(0.5, os.kill, (run.pid(), signal.SIGKILL))
+        death.start()
+        started_at = time.monotonic()
+        run.save()
+        assert 0.4 < time.monotonic() - started_at < 20
+        death.join()
+        assert f"warning: --session: cannot save {path}: compute died" in capfd.readouterr().err
+        assert run.answer(2) == expected
+    assert list(path.parent.iterdir()) == []
+
+
+def test_what_is_kept_is_saved_after_the_step_that_runs(
+    model: Path, path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of a request that was ended a moment ago."""
+    with running(model, path) as run:
+        wait_ready(run.engine, run.setup, Terminal(), Signals())
+        run.answer(1)
+        run.engine.submit(NewRequest(greedy(2, PROMPT[::-1]), 5, frozenset()))
+        while run.engine.core.requests.running_step is None:
+            run.engine.run_once()
+        os.kill(run.pid(), signal.SIGSTOP)
+        run.engine.end(EndRequest(2, "cancelled"))
+        going_on = threading.Timer(0.5, os.kill, (run.pid(), signal.SIGCONT))
+        going_on.start()
+        started_at = time.monotonic()
+        run.save()
+        assert time.monotonic() - started_at < 20
+        going_on.join()
+        assert "tokens saved in" in capfd.readouterr().err

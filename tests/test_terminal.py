@@ -148,6 +148,15 @@ def test_who_read_the_lines_may_go() -> None:
     os.close(write)
 
 
+def test_an_error_that_nobody_hears_keeps_its_exit_code() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-P", "-m", "coordinator", "--no-such-flag"]
+    done = subprocess.run(command, env=environment(), stderr=write, check=False)
+    os.close(write)
+    assert done.returncode == 2
+
+
 def test_no_room_is_an_error_with_a_name() -> None:
     program = (
         "from coordinator.command.streams import OutputError, write_output\n"

@@ -11,7 +11,9 @@ from coordinator.processes.watch import (
     COMPUTE_BUSY_NS,
     COMPUTE_HANG_FACTOR,
     COMPUTE_HANG_NS,
+    HTTP_HANG_NS,
     IO_HANG_NS,
+    MAX_GAP_NS,
     START_HANG_NS,
     Watch,
 )
@@ -38,6 +40,32 @@ def test_rest_is_no_hang() -> None:
     watch.rest("io0", 100 * SECOND)
     assert not watch.io_hangs("io0", 102 * SECOND)
     assert watch.io_hangs("io0", 104 * SECOND)
+
+
+def test_time_in_which_nobody_looked_counts_for_nobody() -> None:
+    """All processes were stopped at once, and the one that judges is the first to go on."""
+    watch, tick = Watch(), SECOND // 2
+    watch.begin("http", 0)
+    for now in (tick, 2 * tick, 3 * tick):
+        watch.look(now)
+        watch.observe("http", (1,), now)
+    later = 3 * tick + 2 * HTTP_HANG_NS
+    watch.look(later)
+    watch.observe("http", (1,), later)
+    assert not watch.http_hangs("http", later)
+    for now in range(later, later + HTTP_HANG_NS - tick, MAX_GAP_NS):  # a slow loop is no pause
+        watch.look(now)
+        assert not watch.http_hangs("http", now)
+    assert watch.http_hangs("http", later + HTTP_HANG_NS)
+
+
+def test_who_began_after_the_pause_began_then() -> None:
+    watch = Watch()
+    watch.look(0)
+    watch.begin("io0", 20 * SECOND)
+    watch.look(20 * SECOND + 1)
+    assert not watch.io_hangs("io0", 20 * SECOND + IO_HANG_NS)
+    assert watch.io_hangs("io0", 20 * SECOND + 1 + IO_HANG_NS + 1)
 
 
 def test_a_process_nobody_began_does_not_hang() -> None:

@@ -74,9 +74,11 @@ def run_bench(bench: BenchCommand) -> int:
         records = _records(bench, who, models, disk, limit, stop)
         if stop.received is None:
             answer = answer_of(records, who.sweep, who.rooms, models[0].expert_bytes)
-            _show(bench, who, records, answer, limit, beside)
-            if bench.out is not None:
-                write_results(bench.out, answer, records, who, beside, stop)
+            try:
+                _show(bench, who, records, answer, limit, beside)
+            finally:  # also where who was to read it has gone
+                if bench.out is not None:
+                    write_results(bench.out, answer, records, who, beside, stop)
             _check_failures(records)
         elif bench.out is not None:
             n_rounds = len(complete_rounds(records, who.rooms, who.participants))

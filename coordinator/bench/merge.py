@@ -145,7 +145,7 @@ def write_merged(folder: Path, kinds: Sequence[Kind], short: dict[str, str]) -> 
             for kind in kinds
         ],
     }
-    (folder / ANSWERS).write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    (folder / ANSWERS).write_text(json.dumps(found, indent=1) + "\n")
     with (folder / MERGED).open("w", encoding="utf-8") as file:
         for kind in kinds:
             file.writelines(json.dumps(each) + "\n" for each in kind.records)

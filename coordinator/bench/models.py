@@ -10,6 +10,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ from io_worker.model_file import open_model
 FICLONE = 0x40049409  # ioctl of Linux: both files share their blocks until one is written
 COPY_BYTES = 64 << 20  # at once
 SPARE_BYTES = 256 << 20  # left free on the disk
+COPY_PREFIX = ".bench-copy-"
+LEFTOVER_SECONDS = 60.0  # a younger folder is about to be locked
 SYNTH_MIXES = ("q4_k_m", "q2_k")
 
 
@@ -99,7 +102,8 @@ def own_files(
     """Copies to measure in the place of models, by the path of each; removed at the end.
 
     With `auto` only where pages stay in the cache after they were dropped. `folder` None: beside
-    the file. After a signal no copy is whole. Raises `ResourceError` without room for one.
+    the file. After a signal no copy is whole. Raises `ResourceError` without room for one, and
+    `ConfigError` for a folder that cannot be made.
     """
     with contextlib.ExitStack() as stack:
         copies: dict[Path, Path] = {}
@@ -107,14 +111,35 @@ def own_files(
             if stop.received is not None:
                 break
             if mode == "always" or (mode == "auto" and any(map(_is_held, model.paths))):
-                place = tempfile.TemporaryDirectory(
-                    prefix=".bench-copy-", dir=folder or model.path.parent
-                )
-                target = Path(stack.enter_context(place))
+                if folder is not None:
+                    make_folder(folder)
+                target = stack.enter_context(_place_in(folder or model.path.parent))
                 for path in model.paths:
                     copy_file(path, target / path.name, stop)
                 copies[model.path] = target / model.path.name
         yield copies
+
+
+@contextlib.contextmanager
+def _place_in(parent: Path) -> Iterator[Path]:
+    """A folder for copies, locked as long as it is there; those of runs that were killed go."""
+    for left in parent.glob(f"{COPY_PREFIX}*"):
+        with contextlib.suppress(OSError), _locked(left):  # it may be in use, or another user's
+            if time.time() - left.stat().st_mtime > LEFTOVER_SECONDS:
+                shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(prefix=COPY_PREFIX, dir=parent) as name, _locked(Path(name)):
+        yield Path(name)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Raises `BlockingIOError` where another process has locked it, `OSError`."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _is_held(path: Path) -> bool:

@@ -2,9 +2,11 @@
 
 Rules to keep: a line is whole or it is not there. A run that is killed while it writes leaves a
 part of a line; the next one cuts it off. And what is compared has run together: `run` counts the
-starts of the command, and of a round only the blocks of the last start count.
+starts of the command, and of a round only the blocks of the last start count. One writes at a time.
 """
 
+import contextlib
+import fcntl
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -34,8 +36,8 @@ class BlocksFile:
         self._file = file
 
     def add(self, record: Record) -> None:
-        """Write one more."""
-        self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        """Write one more. In ASCII: a path in it may be no text at all."""
+        self._file.write(json.dumps(record) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -46,16 +48,26 @@ class BlocksFile:
 def open_blocks(folder: Path, common: Record) -> BlocksFile:
     """The file in a folder, which is made; what it holds is `done`. `common`: of the lines to come.
 
-    Raises `ConfigError` for a path that cannot be used, and for lines of another comparison, or
-    from another machine, disk or version.
+    Raises `ConfigError` for a path that cannot be used, one that another run writes to, and for
+    lines of another comparison, or from another machine, disk or version.
     """
     make_folder(folder)
     path = folder / BLOCKS
     try:
-        done = read_blocks(path, cut=True) if path.exists() else []
-        for record in done:
-            _check_same(record, common, path)
-        return BlocksFile(path.open("a", encoding="utf-8"), done)
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(path.open("a", encoding="utf-8"))
+            # before it is read: what looks like a cut line may be on its way
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            done = read_blocks(path, cut=True)
+            for record in done:
+                _check_same(record, common, path)
+            stack.pop_all()
+            return BlocksFile(file, done)
+    except BlockingIOError as error:
+        raise ConfigError(
+            f"--out: expected a folder that nobody else writes to, found a comparison that runs "
+            f"and keeps its blocks in {str(folder)!a:.200}; wait for its end, or give another path"
+        ) from error
     except OSError as error:
         raise ConfigError(
             f"--out: expected a folder that can be written, found {str(folder)!a:.200}: "

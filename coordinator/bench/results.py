@@ -74,7 +74,7 @@ def write_results(
         "warnings": [*who.sweep.notes, *warnings_of(records), *beside],
         **({key: records[-1].get(key) for key in KEPT} if records else {}),
     }
-    (folder / ANSWERS).write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    (folder / ANSWERS).write_text(json.dumps(found, indent=1) + "\n")
     write_csv(folder / "blocks.csv", list(COLUMNS), _rows(records))
     draw_report(folder, stop)
 

@@ -6,7 +6,7 @@ Only generated text and results go to standard output; everything for people goe
 import io
 import os
 import sys
-from typing import IO, Any
+from typing import Any, TextIO
 
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))  # by descriptor number
 
@@ -25,7 +25,7 @@ class _LastingFile(io.FileIO):
             return len(data)
 
 
-def lasting_errors() -> IO[str]:
+def lasting_errors() -> TextIO:
     """Standard error for a program that outlives whoever reads it: its terminal may be closed, or
     the end of its pipe. The stream does not own the descriptor."""
     raw = _LastingFile(sys.stderr.fileno(), "w", closefd=False)

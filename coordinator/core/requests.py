@@ -47,6 +47,11 @@ class Requests:
         """The step that compute works on."""
         return self._step
 
+    @property
+    def may_stop(self) -> bool:
+        """Whether the running step may end early: something of it failed, or who wanted it left."""
+        return self._failure is not None or bool(self._ending)
+
     def of(self, request: int) -> Request | None:
         """A request that is not over."""
         return self._requests.get(request)
@@ -105,11 +110,9 @@ class Requests:
         self._chunk = ()
         self._prefixes.clear()
         lost = [r for r, request in self._requests.items() if request.phase is not Phase.QUEUED]
-        actions: list[Action] = []
         for request in lost:
             del self._requests[request]
-            actions.append(Ended(request, "error", text))
-        return actions
+        return [Ended(request, "error", text) for request in lost]
 
     # One step ends
 

@@ -186,7 +186,8 @@ class Engine:
 
     def _from_compute(self, child: Child, message: Any) -> None:
         if isinstance(message, Need | StepDone):
-            fault = fault_of(message, self.core.requests.running_step)
+            requests = self.core.requests
+            fault = fault_of(message, requests.running_step, may_stop=requests.may_stop)
             if fault is not None:
                 self._condemn(child, fault)
         if child.is_condemned:

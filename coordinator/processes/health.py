@@ -36,6 +36,7 @@ class Health:
 
     def hanging(self, children: Iterable[Child], now_ns: int) -> list[tuple[Child, str]]:
         """Children that make no progress, and what they should have done."""
+        self.watch.look(now_ns)
         found = [(child, self._problem_of(child, now_ns)) for child in children]
         return [(child, problem) for child, problem in found if problem is not None]
 

@@ -6,6 +6,7 @@ never raised: whoever changed something of the machine gets to put it back.
 """
 
 import contextlib
+import math
 import os
 import resource
 import selectors
@@ -21,6 +22,7 @@ from coordinator.processes.group import Group, read_text
 
 SAMPLE_SECONDS = 0.05
 TERMINATE_SECONDS = 5.0  # for a clean end before the program is killed
+LAST_WORDS_SECONDS = 1.0  # for what is in its pipes when it has ended
 MAX_OUTPUT_BYTES = 64 * 1024 * 1024
 
 
@@ -136,23 +138,27 @@ def _watch(
     stop: StopSignals,
     deadline: float,
 ) -> None:
-    """Until both pipes are closed."""
+    """Until both pipes are closed and it has ended, or soon after its end: what it started may
+    outlive it and hold them."""
     assert program.stdout is not None and program.stderr is not None
     pieces: list[bytes] = []
     takers: dict[int, Callable[[bytes], None]] = {
         program.stdout.fileno(): pieces.append,
         program.stderr.fileno(): _line_taker(seen.error_lines),
     }
-    next_look = 0.0
-    with selectors.DefaultSelector() as selector:
-        for fd in takers:
+    next_look, last_words = 0.0, math.inf
+    with selectors.DefaultSelector() as selector, _its_end(program) as pidfd:
+        for fd in (*takers, pidfd):
             selector.register(fd, selectors.EVENT_READ)
-        while selector.get_map():
-            now = time.monotonic()
+        while selector.get_map() and (now := time.monotonic()) < last_words:
             if now >= next_look:
                 seen.read_bytes.append((now, group.read_bytes()))
                 next_look = now + SAMPLE_SECONDS
             for key, _ in selector.select(max(0.0, next_look - time.monotonic())):
+                if key.fd == pidfd:
+                    selector.unregister(pidfd)
+                    last_words = time.monotonic() + LAST_WORDS_SECONDS
+                    continue
                 data = os.read(key.fd, 65536)
                 takers[key.fd](data)
                 if not data:
@@ -162,6 +168,16 @@ def _watch(
                 _end(program, lambda number: os.killpg(program.pid, number), signal.SIGTERM)
                 break
     seen.output = b"".join(pieces)[:MAX_OUTPUT_BYTES]
+
+
+@contextlib.contextmanager
+def _its_end(program: "subprocess.Popen[bytes]") -> Iterator[int]:
+    """A descriptor that is readable when the program has ended."""
+    pidfd = os.pidfd_open(program.pid)
+    try:
+        yield pidfd
+    finally:
+        os.close(pidfd)
 
 
 def _prioritise(pid: int, niceness: int) -> None:

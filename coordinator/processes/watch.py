@@ -14,6 +14,9 @@ COMPUTE_HANG_FACTOR = 20
 COMPUTE_BUSY_NS = 600_000_000_000
 HTTP_HANG_NS = 30_000_000_000  # its event loop sends a heartbeat twice a second
 START_HANG_NS = 120_000_000_000  # dense weights of a large model from a slow disk: by progress too
+# The loop looks twice a second. When it did not for so long it was stopped itself, or kept from its
+# core: by Ctrl-Z, a container that was paused, a busy machine. So were the others, most likely.
+MAX_GAP_NS = 2_000_000_000
 
 
 @dataclass(slots=True)
@@ -30,6 +33,14 @@ class Watch:
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
         self._slowest_ns: dict[str, int] = {}
+        self._last_look_ns: int | None = None
+
+    def look(self, now_ns: int) -> None:
+        """Before the observations of a turn: time in which nobody looked counts for nobody."""
+        last_ns, self._last_look_ns = self._last_look_ns, now_ns
+        if last_ns is not None and now_ns - last_ns > MAX_GAP_NS:
+            for seen in self._seen.values():
+                seen.since_ns = min(now_ns, seen.since_ns + now_ns - last_ns)
 
     def begin(self, name: str, now_ns: int) -> None:
         """A new process, or a new phase of its life: what was slow before counts no more."""

@@ -4,6 +4,7 @@ The output file is opened here and its descriptor handed to the compute process:
 be written is refused before anything is loaded.
 """
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -53,20 +54,32 @@ def evaluate(command: EvalCommand, running: Running) -> int:
             for line in setup.lines():
                 terminal.line(line)
             fd = _create(command.out)
+            evaluation = Evaluation()
             try:
                 with running(setup, terminal, signals, keep_fd=fd) as runner:
-                    evaluation = Evaluation()
                     n_context = setup.plan.context_tokens
                     submit = Submit(1, tuple(tokens), GREEDY, n_context, True)
                     runner.run(NewRequest(submit, 0, frozenset()), evaluation)
             finally:
-                os.close(fd)
+                _close(fd, is_whole=_is_whole(evaluation))
         ended = evaluation.ended
         if ended is not None and ended.error is not None:
             raise EngineError(EXIT_INTERNAL, ended.error)
         if signals.exit_code is None:
             terminal.line(f"wrote {command.out}: {len(tokens)} tokens")
         return signals.exit_code or 0
+
+
+def _is_whole(evaluation: Evaluation) -> bool:
+    return evaluation.ended is not None and evaluation.ended.reason == "length"
+
+
+def _close(fd: int, *, is_whole: bool) -> None:
+    """What compute wrote before it was killed is not left: a file is whole, or empty."""
+    if not is_whole:
+        with contextlib.suppress(OSError):  # a pipe
+            os.ftruncate(fd, 0)
+    os.close(fd)
 
 
 def _create(path: Path) -> int:

@@ -169,7 +169,8 @@ def wait_ready(
             terminal.warning(f"{child.name}: {text}")
     if setup.plan.everything_fits:
         engine.preload()
-        while engine.n_loading and signals.received is None:
+        # a process may die meanwhile: what comes next is for those that are up
+        while (engine.n_loading or not engine.is_ready) and signals.received is None:
             n_all = setup.plan.n_experts
             terminal.progress("experts", n_all - engine.n_loading, n_all)
             engine.run_once(PROGRESS_SECONDS)

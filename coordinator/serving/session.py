@@ -82,7 +82,11 @@ def restore(session: Session, engine: Engine, setup: Setup, terminal: Terminal) 
 def save(session: Session, engine: Engine, setup: Setup, terminal: Terminal) -> None:
     """After the last request. What goes wrong is a warning: the answers are given."""
     path = setup.config.session
-    if not engine.is_up(COMPUTE):
+    deadline = time.monotonic() + SAVE_SECONDS
+    while engine.core.requests.running_step is not None and time.monotonic() < deadline:
+        engine.run_once()  # within a step compute hears of nothing that it has to answer
+    compute = engine.children.get(COMPUTE)
+    if compute is None or not engine.is_up(COMPUTE):
         terminal.warning(f"--session: {path} is not saved: compute is not there")
         return
     key, sequences = _key(engine, setup), _newest(engine.core.requests.kept_sequences)
@@ -91,12 +95,14 @@ def save(session: Session, engine: Engine, setup: Setup, terminal: Terminal) -> 
         for number, tokens in sequences.items():
             engine.send(COMPUTE, SaveBlocks(number, session.writer.fd, offset))
             offset += len(tokens) // KV_BLOCK_TOKENS * key.block_bytes
-        deadline = time.monotonic() + SAVE_SECONDS
         while len(engine.saved) < len(sequences) and time.monotonic() < deadline:
             engine.run_once()
+            if engine.children.get(COMPUTE) is not compute:
+                break
         problems = [text for text in engine.saved.values() if text is not None]
         if problems or len(engine.saved) < len(sequences):
-            why = (*problems, "it takes too long")[0]
+            is_late = time.monotonic() >= deadline
+            why = (*problems, "it takes too long" if is_late else "compute died")[0]
             terminal.warning(f"--session: cannot save {path}: {why}")
             return
         n_bytes = session.writer.complete()
