@@ -288,6 +288,9 @@ def test_the_real_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert (tmp_path / "blocks.csv").read_text().count("\n") == 5
     with pytest.raises(ConfigError, match="same comparison"):
         run_bench(BenchCommand((MODEL,), arms=arms[:1], n_pairs=2, **settings))
+    with pytest.raises(ConfigError, match="same comparison"):
+        run_bench(BenchCommand((MODEL,), question="memory", n_pairs=2, **settings))
+    assert not list(tmp_path.glob("trace-*"))  # nothing was run before
 
 
 def test_an_interrupted_comparison_says_how_it_goes_on(tmp_path: Path) -> None:
