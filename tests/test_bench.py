@@ -135,7 +135,7 @@ def test_the_disk_of_a_copy_is_the_one_that_counts(tmp_path: Path) -> None:
             run_bench(bench)
 
 
-BENCH_PEER = PeerCommand("p", ("/opt/llama-bench",))
+BENCH_PEER = PeerCommand("p", ("llama-bench",))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,11 @@ BENCH_PEER = PeerCommand("p", ("/opt/llama-bench",))
         ({"arms": (Arm("a", ()),), "peers": (BENCH_PEER,), "against": "a"}, "a"),
     ],
 )
-def test_what_the_others_are_divided_by(settings: dict[str, Any], expected: str) -> None:
+def test_what_the_others_are_divided_by(
+    settings: dict[str, Any], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "llama-bench").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
     bench = BenchCommand((MODEL,), **settings)
     found = who(bench)
     assert found.reference == expected
@@ -285,6 +289,9 @@ def test_the_real_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert (tmp_path / "blocks.csv").read_text().count("\n") == 5
     with pytest.raises(ConfigError, match="same comparison"):
         run_bench(BenchCommand((MODEL,), arms=arms[:1], n_pairs=2, **settings))
+    with pytest.raises(ConfigError, match="same comparison"):
+        run_bench(BenchCommand((MODEL,), question="memory", n_pairs=2, **settings))
+    assert not list(tmp_path.glob("trace-*"))  # nothing was run before
 
 
 def test_an_interrupted_comparison_says_how_it_goes_on(tmp_path: Path) -> None:
@@ -315,6 +322,7 @@ def test_the_command_refuses_before_it_runs_anything(tmp_path: Path) -> None:
         ([str(MODEL), "--arm", "a: --no-such"], 2, "--no-such"),
         ([str(MODEL), "--out", str(tmp_path / "file" / "such")], 2, "--out"),
         ([str(MODEL), "--peer", "p=/bin/true"], 2, "llama-bench"),
+        ([str(MODEL), "--peer", "p=/no/llama-bench"], 2, "none as '/no/llama-bench'"),
         ([str(MODEL), "--question", "no"], 2, "io-process"),
         ([str(MODEL), "--synth"], 2, "--synth"),
         ([], 2, "MODEL: expected a GGUF file"),

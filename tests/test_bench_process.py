@@ -3,7 +3,9 @@
 import contextlib
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -405,4 +407,23 @@ def test_what_is_cached(data: Path) -> None:
     assert cached_bytes([data]) == 0
     with data.open("rb") as file:
         file.read(4096)
-    assert 4096 <= cached_bytes([data, data]) // 2 < 8 * MiB
+    found = cached_bytes([data, data])
+    assert found is not None and 4096 <= found // 2 < 8 * MiB
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+def test_a_file_of_somebody_else_is_not_called_cached() -> None:
+    """It was: such a model was copied, and what was measured of the page cache left out."""
+    program = (
+        "import os, sys; from pathlib import Path; "
+        "from coordinator.bench.cache import cached_bytes, drop_files; "
+        "os.setuid(65534); path = Path(sys.argv[1]); drop_files([path]); "
+        "print(cached_bytes([path]))"
+    )
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(bytes(8 * MiB))
+        file.flush()
+        Path(file.name).chmod(0o444)
+        command = [sys.executable, "-c", program, file.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() in ("0", "None"), done.stderr

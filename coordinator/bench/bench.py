@@ -15,7 +15,7 @@ from pathlib import Path
 
 from coordinator.bench.answers import Answer, answer_of, widths
 from coordinator.bench.block import TIMEOUT_SECONDS, Place, run_block
-from coordinator.bench.cgroup import remove_leftovers
+from coordinator.bench.cgroup import group_name, open_group, remove_leftovers
 from coordinator.bench.disk import Disk, disk_of, read_ahead
 from coordinator.bench.line import common_of, comparison_of
 from coordinator.bench.merge import run_merge
@@ -70,8 +70,7 @@ def run_bench(bench: BenchCommand) -> int:
             print(f"another process holds {path} in memory: measuring on {copy}", file=sys.stderr)
         who = who_of(bench, models, copies)
         disk = disk_of(copies.get(bench.model, bench.model))
-        beside = _beside(bench, who, models, limit, stop)
-        records = _records(bench, who, models, disk, limit, stop)
+        records, beside = _records(bench, who, models, disk, limit, stop)
         if stop.received is None:
             answer = answer_of(records, who.sweep, who.rooms, models[0].expert_bytes)
             try:
@@ -121,12 +120,14 @@ def _records(
     disk: Disk | None,
     limit: TimeLimit,
     stop: StopSignals,
-) -> list[Record]:
-    """Of all blocks: those of an earlier run of the same comparison, and those run now."""
+) -> tuple[list[Record], list[str]]:
+    """Of all blocks: those of an earlier run of the same comparison, and those run now; and what
+    is said of what is no block, see `_beside`."""
     common = common_of(bench, who, models, disk, comparison_of(bench, who, models))
     size = min(model.spec.vocabulary_size for model in models)
     places = _places(bench, who, models, disk, common)
     with _blocks_file(bench.out, common) as blocks, read_ahead(disk, bench.read_ahead_kib):
+        beside = _beside(bench, who, models, limit, stop)
         records = list(blocks.done) if blocks is not None else []
         done = complete_rounds(records, who.rooms, who.participants)
         n_run = 1 + max(map(run_of, records), default=-1)
@@ -149,7 +150,7 @@ def _records(
             print(block_line(record, len(records), n_all), file=sys.stderr)
             if has_failed(record) and record["round"] == 0:
                 raise EngineError(EXIT_INTERNAL, f"{record['arm']}: {record['error']}")
-    return records
+    return records, beside
 
 
 def _places(
@@ -159,7 +160,8 @@ def _places(
     disk: Disk | None,
     common: Record,
 ) -> dict[str, Place]:
-    """By room. Raises `ResourceError` for a rate without a disk."""
+    """By room. Raises `ResourceError` for a rate without a disk, and for limits that cannot be set:
+    now, not when the first block begins."""
     if bench.disk_bytes_per_second is not None and disk is None:
         raise ResourceError(
             f"--disk-rate: expected {bench.model} on a disk, found a file system without one; "
@@ -176,6 +178,7 @@ def _places(
     places = {}
     for room in who.rooms:
         limits = Limits(room.cap_bytes, bench.disk_bytes_per_second, number)
+        open_group(group_name("check"), limits).close()
         settings = {**common["settings"], "cap_bytes": room.cap_bytes, "room_flags": room.flags}
         of_room = {**common, "settings": settings}
         places[room.name] = Place(bench, room, who.files_of(models), limits, slab_bytes, of_room)

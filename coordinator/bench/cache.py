@@ -10,6 +10,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from io_worker import page_cache
+
 DROP_ALL = "3\n"  # page cache, and the directory entries and inodes with it
 LOOK_BYTES = 256 * 1024 * 1024  # of address space at once
 
@@ -39,9 +41,21 @@ def drop_files(paths: Iterable[Path]) -> str:
     return "dropped for the model's files (POSIX_FADV_DONTNEED)"
 
 
-def cached_bytes(paths: Iterable[Path]) -> int:
-    """Bytes of the files that are in the page cache, as `mincore` sees it; raises `OSError`."""
-    return sum(_cached_pages(path) for path in paths) * mmap.PAGESIZE
+def cached_bytes(paths: Iterable[Path]) -> int | None:
+    """Bytes of the files that are in the page cache; None where the kernel does not tell.
+
+    mincore(2), for kernels without cachestat(2), calls everything cached in a file that belongs to
+    somebody else. Raises `OSError`.
+    """
+    total = 0
+    for path in paths:
+        with path.open("rb") as file:
+            n_bytes = os.fstat(file.fileno()).st_size
+            found = page_cache.cached_bytes(file.fileno(), 0, n_bytes) if n_bytes else 0
+        if found is None and not os.access(path, os.W_OK):
+            return None
+        total += _cached_pages(path) * mmap.PAGESIZE if found is None else found
+    return total
 
 
 def _cached_pages(path: Path) -> int:

@@ -145,7 +145,7 @@ def _locked(folder: Path) -> Iterator[None]:
 def _is_held(path: Path) -> bool:
     """Whether somebody keeps pages of it that we cannot drop."""
     drop_files([path])
-    return cached_bytes([path]) > FOREIGN_BYTES
+    return (cached_bytes([path]) or 0) > FOREIGN_BYTES
 
 
 def copy_file(source: Path, target: Path, stop: StopSignals) -> None:

@@ -1,5 +1,6 @@
 """Who takes part in a comparison: arms and peers as commands, in which rooms, against whom."""
 
+import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -130,6 +131,11 @@ def _fitting(arm: Arm, room: Room) -> tuple[str, ...]:
 
 def _peer(peer: PeerCommand, bench: BenchCommand, model: Path) -> Participant:
     rules = peer_of(peer)
+    if shutil.which(peer.command[0]) is None:
+        raise ConfigError(
+            f"--peer {peer.name!r}: expected a program that can be run, found none as "
+            f"{peer.command[0]!a:.200}; check its path"
+        )
     bench = replace(bench, files=(model,))
     rules.command(peer, bench, (0,), 0)  # refuse now what it would refuse later
     return Participant(
