@@ -315,6 +315,13 @@ def test_an_interrupted_comparison_says_how_it_goes_on(tmp_path: Path) -> None:
     )
 
 
+def test_too_little_time_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bench = BenchCommand((MODEL,), question="workers", minutes=0.001, out=tmp_path, copy="never")
+    assert run_bench(bench) == 0
+    assert "of 0.001 minutes gave no whole pair: give more --minutes." in capsys.readouterr().out
+    assert read_blocks(tmp_path / "blocks.jsonl") == []
+
+
 def test_the_command_refuses_before_it_runs_anything(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "coordinator", "bench"]
     (tmp_path / "file").touch()

@@ -200,12 +200,15 @@ def _show(
             print(f"{room.name}:")
         print(table(in_room(records, room.name), names, who.reference))
         print()
-    print(cache_line(records))
+    if records:
+        print(cache_line(records))
     for line in (*who.sweep.notes, *warnings_of(records)):
         print(f"warning: {line}")
     for line in beside:
         print(line)
     width = widths(answer)
+    if width is None and bench.minutes is not None and answer.claims:
+        width = "no whole pair: give more --minutes"
     if width is not None:
         print(f"{_spent(bench, limit)}{width}.")
     if bench.question is not None:
