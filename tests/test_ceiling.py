@@ -72,6 +72,16 @@ def test_what_is_printed() -> None:
     assert "20.0 GB/s, which allows 40.0 tokens/s" in text
 
 
+@pytest.mark.parametrize(
+    ("tok_s", "said"),
+    [(30.0, "below a hit rate of 92% the disk is the limit"),
+     (2.0, "compute is the limit even if every expert is read anew")],
+)  # fmt: skip
+def test_which_of_both_is_the_limit(tok_s: float, said: str) -> None:
+    record = RECORD | {"compute": RECORD["compute"] | {"tok_s": tok_s}}
+    assert lines(record)[-1] == f"the disk gives 1.00 GB/s, compute {tok_s:.2f} tokens/s: {said}"
+
+
 def test_bytes_of_a_token_are_a_part_of_the_file() -> None:
     model = open_model(shipped_model())
     spec = resolve(model)

@@ -164,7 +164,19 @@ def lines(record: Record) -> list[str]:
         limit = limit_at(record, hit_rate)
         if limit:
             found.append(f"limit at a hit rate of {hit_rate:4.0%}: {limit:.2f} tokens/s")
+    if limit_at(record, 0.0):
+        found.append(_which_limits(record))
     return found
+
+
+def _which_limits(record: Record) -> str:
+    """Where disk and compute are equally fast, of a record with both."""
+    rate, compute = best_rate(record["disk"]), record["compute"]["tok_s"]
+    share = 1 - rate * 1e9 / (record["token_cycle_bytes"] * compute)
+    start = f"the disk gives {rate:.2f} GB/s, compute {compute:.2f} tokens/s: "
+    if share <= 0:
+        return f"{start}compute is the limit even if every expert is read anew"
+    return f"{start}below a hit rate of {share:.0%} the disk is the limit"
 
 
 def _way_line(row: Record) -> str:
