@@ -17,6 +17,7 @@ from coordinator.bench.ceiling import (
     run_ceiling,
     token_bytes,
 )
+from coordinator.bench.report.ceiling import ceiling_page
 from coordinator.command.bench_commands import CeilingCommand
 from coordinator.command.config import shipped_model
 from coordinator.command.flag_values import ConfigError
@@ -80,6 +81,13 @@ def test_what_is_printed() -> None:
 def test_which_of_both_is_the_limit(tok_s: float, said: str) -> None:
     record = RECORD | {"compute": RECORD["compute"] | {"tok_s": tok_s}}
     assert lines(record)[-1] == f"the disk gives 1.00 GB/s, compute {tok_s:.2f} tokens/s: {said}"
+
+
+def test_the_page_tells_every_line_once() -> None:
+    page = ceiling_page(RECORD, lines(RECORD))
+    assert page.headline == lines(RECORD)[-1]
+    assert [page.headline, *page.sentences].count(page.headline) == 1
+    assert len(page.sentences) == len(lines(RECORD)) - 1
 
 
 def test_bytes_of_a_token_are_a_part_of_the_file() -> None:

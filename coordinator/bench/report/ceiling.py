@@ -17,11 +17,13 @@ def ceiling_page(record: dict[str, Any], lines: list[str]) -> Page:
         for row in disk.get("ways", ())
     ]
     ways = [row["way"] for row in disk.get("ways", ())]  # their lines are the table's rows
+    told = tuple(f"  {way}" for way in ways)
     head = ("way", "order", "reads in flight", "GB/s")
+    headline = lines[-1] if record.get("compute") and disk else lines[0]
     return Page(
         CEILING_TITLE,
-        lines[-1] if record.get("compute") and disk else lines[0],
-        [line.strip() for line in lines if not line.startswith(tuple(f"  {w}" for w in ways))],
+        headline,
+        [line.strip() for line in lines if line != headline and not line.startswith(told)],
         [],
         [Table("Every way of reading", head, rows)] if rows else [],
         [chart for chart in made if chart is not None],
