@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from running_program import wait_until
 
+import coordinator
 from coordinator.bench.block import Participant, Place, run_block
 from coordinator.bench.cache import cached_bytes, drop_cache
 from coordinator.bench.cgroup import (
@@ -39,6 +40,7 @@ from coordinator.processes.limits import ResourceError
 from coordinator.processes.program import Watched, first_line_of, run_attached, run_watched
 
 MiB = 1 << 20
+ROOT = Path(coordinator.__file__).parent.parent
 CONTROLLED = os.geteuid() == 0 and os.access("/sys/fs/cgroup/memory/cgroup.procs", os.W_OK)
 needs_groups = pytest.mark.skipif(not CONTROLLED, reason="needs root and control groups")
 
@@ -108,6 +110,31 @@ def test_a_program_that_says_nothing_more_is_ended_too() -> None:
     stop = StopSignals(signal.SIGINT)
     assert run_watched(python(CLOSED), ProcessTree(), stop, 60).exit_code == -signal.SIGTERM
     assert time.monotonic() - started < 10
+
+
+def test_a_program_ends_with_whoever_watched_it(tmp_path: Path) -> None:
+    """A comparison that was killed is continued, and nothing of it may run beside that."""
+    place = tmp_path / "pid"
+    child = f"import os, time; open({str(place)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    watcher = f"""
+import sys
+from coordinator.command.signals import StopSignals
+from coordinator.processes.group import ProcessTree
+from coordinator.processes.program import run_watched
+run_watched([sys.executable, "-S", "-c", {child!r}], ProcessTree(), StopSignals(), 60)
+"""
+    with subprocess.Popen([sys.executable, "-c", watcher], cwd=ROOT) as process:
+        wait_until(lambda: place.exists() and place.read_text() != "")
+        process.kill()
+    pid = int(place.read_text())
+    wait_until(lambda: not Path(f"/proc/{pid}").exists() or "(zombie)" in state_of(pid), 5)
+
+
+def state_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return "(zombie)"
 
 
 def test_who_outlives_a_program_does_not_hold_it() -> None:

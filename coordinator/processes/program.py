@@ -2,7 +2,8 @@
 
 The program is a clean exec that joins its group before it becomes the program, so not one of its
 pages is charged elsewhere. Looking costs one small file every `SAMPLE_SECONDS`. Signals are noted,
-never raised: whoever changed something of the machine gets to put it back.
+never raised: whoever changed something of the machine gets to put it back. Who is killed cannot,
+but a program that it watched ends with it.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from coordinator.command.signals import StopSignals
 from coordinator.processes.group import Group, read_text
+from shm.birth import die_with_parent
 
 SAMPLE_SECONDS = 0.05
 TERMINATE_SECONDS = 5.0  # for a clean end before the program is killed
@@ -106,6 +108,8 @@ def _started(
     entrances = [os.open(path, os.O_WRONLY | os.O_CLOEXEC) for path in group.entrances()]
 
     def join() -> None:  # runs in the child, between fork and exec: system calls only
+        if own_session:  # what is measured must not go on beside what is measured next
+            die_with_parent()
         for fd in entrances:
             os.write(fd, b"0")
 
