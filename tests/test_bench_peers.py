@@ -2,11 +2,13 @@
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from fake_peer import TOKEN_SECONDS
+from running_program import wait_until
 
 from coordinator.bench.bench import run_bench
 from coordinator.bench.records import read_blocks
@@ -95,6 +97,22 @@ def test_tokens_are_compared_where_there_are_some(programs: dict[str, PeerComman
     gone = PeerCommand("gone", (os.devnull + "/llama-server",))
     (line,) = compared_tokens([gone], model, prompts, flags, 60, stop)
     assert line == "gone: tokens were not compared: a run gave none"
+
+
+def test_a_server_ends_with_who_asks_it(tmp_path: Path) -> None:
+    """It would go on beside the next block, and keep its memory."""
+    note = tmp_path / "note"
+    program = f"import time; open({str(note)!r}, 'w').close(); time.sleep(99)"
+    asking = subprocess.Popen(
+        [
+            *(sys.executable, "-P", "-m", "coordinator.bench.llama_server", "--model", "m"),
+            *("--tokens", "1", "--n", "1", "--", sys.executable, "-c", program),
+        ],
+        stderr=subprocess.PIPE,
+    )
+    wait_until(note.exists)
+    asking.kill()
+    asking.communicate(timeout=60)  # returns when nobody has its standard error any more
 
 
 @pytest.mark.parametrize(

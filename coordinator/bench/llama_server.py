@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from shm.birth import die_with_parent
+
 POLL_SECONDS = 0.1
 LOAD_SECONDS = 600.0
 TOKEN_SECONDS = 600.0
@@ -72,7 +74,10 @@ def running(command: list[str], model: str, n_context: int) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="moe-coord-peer-") as folder:
         path = Path(folder) / "server.sock"  # the server takes a host that ends so as a file
         ours = ["-m", model, "--host", str(path), "-c", str(n_context), "-np", "1", "--no-warmup"]
-        server = subprocess.Popen([*command, *ours], stdin=subprocess.DEVNULL, stdout=sys.stderr)
+        server = subprocess.Popen(
+            [*command, *ours], stdin=subprocess.DEVNULL, stdout=sys.stderr,
+            preexec_fn=die_with_parent,  # this process has one thread
+        )  # fmt: skip
         try:
             wait_until_loaded(server, path)
             yield path
