@@ -80,6 +80,12 @@ def test_bytes_are_told_with_what_they_would_make() -> None:
     assert "would make it 2.00 × as fast" in said
 
 
+def test_a_name_may_hold_anything() -> None:
+    records = blocks({"a": 10, "b": 13}, 8, 1)
+    said = answer(records, Pair("{b}", "{} of {1}", "b", "a")).headline
+    assert said.startswith("On this machine {b} is 1.") and said.endswith(" as fast as {} of {1}.")
+
+
 def test_failed_blocks_take_their_pairs_with_them() -> None:
     records = blocks({"a": 10, "b": 13}, 6, 1)
     records[-1]["error"] = "exit -9"

@@ -64,8 +64,10 @@ def test_what_cannot_be_merged(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="one question, found 2"):
         of_files(machine(10, 1, 1, 2, 1), other)
     without = [{k: v for k, v in record.items() if k != "pairs"} for record in other]
-    with pytest.raises(ConfigError, match="of another version"):
-        of_files(without)
+    strange = [{**record, "pairs": [{**PAIR, "what": "colour"}]} for record in other]
+    for records in (without, strange):
+        with pytest.raises(ConfigError, match="of another version"):
+            of_files(records)
     with pytest.raises(ConfigError, match="found none"):
         run_merge(BenchCommand(merge=True))
     with pytest.raises(ConfigError, match="readable file"):

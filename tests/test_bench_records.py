@@ -81,8 +81,16 @@ def test_files_that_hold_no_blocks(tmp_path: Path, text: str) -> None:
         ({"round": 10**12}, 'a "round" that is not between 0 and'),
         ({"arm": []}, 'a "arm" that is not a text in line 2'),
         ({"run": "1"}, 'a "run" that is not a count in line 2'),
-        ({"disk": 1}, "no object as one of machine, disk"),
-        ({"tok_s": "fast"}, 'a "tok_s" that is no number in line 2'),
+        ({"disk": 1}, 'a "disk" that is not an object in line 2'),
+        ({"tok_s": "fast"}, 'a "tok_s" that is not a number in line 2'),
+        ({"tok_s": float("nan")}, 'a "tok_s" that is not a number in line 2'),
+        ({"tokens": True}, 'a "tokens" that is not a list of token ids in line 2'),
+        ({"spans": [[1]]}, 'a "spans" that is not a list of pairs of numbers in line 2'),
+        ({"before": {"on_mains": {}}}, 'a "before.on_mains" that is not true or false in line 2'),
+        (
+            {"report": {"token_time": {"wait_disk_s": []}}},
+            'a "report.token_time.wait_disk_s" that is not a number in line 2',
+        ),
     ],
 )
 def test_fields_that_no_block_has(tmp_path: Path, change: dict[str, object], part: str) -> None:

@@ -133,13 +133,11 @@ def findings(records: Sequence[Record], pair: Pair, rooms: Sequence[Room]) -> li
 
 def sentence(found: Sequence[Finding]) -> str:
     """One sentence for a pair in all its rooms."""
-    first = found[0]
-    start = f"{first.subject} {{}} {first.than}"
     parts: list[str] = []
     for each in found:
         is_told = each.room == each.reference_room != WHOLE_MACHINE
         where = f" with {each.room}" if is_told else ""
-        parts.append(_words(each, start if not parts else "") + where)
+        parts.append(_words(each, is_first=not parts) + where)
     return "On this machine " + "; ".join(parts) + "."
 
 
@@ -171,26 +169,26 @@ def shown(ratio: Ratio) -> str:
     return text
 
 
-def _words(found: Finding, start: str) -> str:
-    """`start` has a place for the verb; the other parts of a sentence do without it."""
+def _words(found: Finding, *, is_first: bool) -> str:
+    """The first part of a sentence names what is compared; the others do without."""
     ratio = found.ratio
     if found.verdict == "nothing" or ratio is None:
         said = f"nothing was measured of {found.subject} against {found.than}"
-        return said if start else "nothing was measured"
+        return said if is_first else "nothing was measured"
     if found.verdict == "few":
         rounds = "1 pair is" if ratio.n_pairs == 1 else f"{ratio.n_pairs} pairs are"
         said = f"{rounds} too few for a claim ({shown(ratio)})"
-        return f"{found.subject} against {found.than}: {said}" if start else said
+        return f"{found.subject} against {found.than}: {said}" if is_first else said
     if found.verdict == "none":
         said = f"at most {ratio.low:.2f} to {ratio.high:.2f} ×"
-        if start:
+        if is_first:
             return f"no difference found between {found.subject} and {found.than} ({said})"
         return f"no difference found ({said})"
+    verb, tail = f"is {shown(ratio)} as fast as", ""
     if found.what == "bytes":
-        tail = f", which alone would make it {1 / ratio.median:.2f} × as fast,"
         verb = f"reads {shown(ratio)} the bytes per token of"
-        return (start.format(verb) if start else shown(ratio)) + tail
-    return start.format(f"is {shown(ratio)} as fast as") if start else f"{shown(ratio)}"
+        tail = f", which alone would make it {1 / ratio.median:.2f} × as fast,"
+    return (f"{found.subject} {verb} {found.than}" if is_first else shown(ratio)) + tail
 
 
 def _aligned(

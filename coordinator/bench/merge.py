@@ -11,7 +11,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from coordinator.bench.answers import Answer, Finding, answer_of, shown
+from coordinator.bench.answers import PATHS, Answer, Finding, answer_of, shown
 from coordinator.bench.comparable import Run, check_comparable, distinct_runs
 from coordinator.bench.questions import Pair, Sweep
 from coordinator.bench.records import Record, make_folder, read_blocks, value_of
@@ -193,7 +193,11 @@ def _pairs(runs: Sequence[Run], rooms: dict[str, Room]) -> tuple[Pair, ...]:
 
 
 def _pair(found: dict[str, Any], rooms: dict[str, Room]) -> Pair:
-    """A room of a run that ended before it came to it has a name and no blocks."""
+    """A room of a run that ended before it came to it has a name and no blocks. Raises `KeyError`,
+    `TypeError` or `ValueError` for what is no pair."""
+    texts = [found[name] for name in ("subject", "than", "arm", "reference", "what")]
+    if not all(isinstance(text, str) for text in texts) or found["what"] not in PATHS:
+        raise ValueError("not a pair")
     names = found["rooms"]
     over_under = None
     if names is not None:

@@ -8,20 +8,15 @@ starts of the command, and of a round only the blocks of the last start count. O
 import contextlib
 import fcntl
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from coordinator.bench.block_shape import REQUIRED, wrong_field
 from coordinator.command.flag_values import ConfigError
 
 Record = dict[str, Any]
 BLOCKS = "blocks.jsonl"
-REQUIRED: Mapping[str, type] = {
-    "round": int, "arm": str, "room": str, "comparison": str, "memory": dict, "bytes": dict,
-    "settings": dict, "machine": dict,
-}  # fmt: skip
-WORDS: Mapping[type, str] = {int: "a count", str: "a text", dict: "an object"}
-MAX_ROUND = 10**6
 SAME = ("machine", "disk", "file_system", "versions")  # where a comparison is continued
 SAME_KIB = 0.01  # of a size: what the kernel keeps for itself is not the same after each boot
 MAX_BYTES = 1 << 30
@@ -131,9 +126,9 @@ def read_blocks(path: Path, *, cut: bool = False) -> list[Record]:
             record = json.loads(line)
         except (ValueError, RecursionError):
             raise _refusal(path, f"something else in line {number}") from None
-        if not isinstance(record, dict) or not REQUIRED.keys() <= record.keys():
+        if not isinstance(record, dict) or not set(REQUIRED) <= record.keys():
             raise _refusal(path, f"something else in line {number}")
-        wrong = _wrong_field(record)
+        wrong = wrong_field(record)
         if wrong is not None:
             raise _refusal(path, f"{wrong} in line {number}")
         records.append(record)
@@ -152,23 +147,6 @@ def run_of(record: Record) -> int:
     """At which start of the command it was measured; lines of older versions do not say."""
     found: int = record.get("run", 0)
     return found
-
-
-def _wrong_field(record: Record) -> str | None:
-    """The first field that cannot be what `bench` wrote, in words."""
-    for name, kind in REQUIRED.items():
-        if type(record[name]) is not kind:
-            return f'a "{name}" that is not {WORDS[kind]}'
-    if not 0 <= record["round"] <= MAX_ROUND:
-        return f'a "round" that is not between 0 and {MAX_ROUND}'
-    if type(record.get("run", 0)) is not int or record.get("run", 0) < 0:
-        return 'a "run" that is not a count'
-    if any(not isinstance(record.get(part) or {}, dict) for part in SAME):
-        return f"no object as one of {', '.join(SAME)}"
-    rate = record.get("tok_s")
-    if rate is not None and type(rate) not in (int, float):
-        return 'a "tok_s" that is no number'
-    return None
 
 
 def value_of(record: Record, path: Sequence[str]) -> Any:
