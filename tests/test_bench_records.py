@@ -81,6 +81,7 @@ def test_files_that_hold_no_blocks(tmp_path: Path, text: str) -> None:
         ({"round": 10**12}, 'a "round" that is not between 0 and'),
         ({"arm": []}, 'a "arm" that is not a text in line 2'),
         ({"run": "1"}, 'a "run" that is not a count in line 2'),
+        ({"run": None}, 'a "run" that is not a count in line 2'),
         ({"disk": 1}, 'a "disk" that is not an object in line 2'),
         ({"tok_s": "fast"}, 'a "tok_s" that is not a number in line 2'),
         ({"tok_s": float("nan")}, 'a "tok_s" that is not a number in line 2'),

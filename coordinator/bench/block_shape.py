@@ -69,7 +69,8 @@ def wrong_field(record: Mapping[str, Any]) -> str | None:
     found = next(_wrong(record, SHAPE, ""), None)
     if found is None and not 0 <= record["round"] <= MAX_ROUND:
         return f'a "round" that is not between 0 and {MAX_ROUND}'
-    if found is None and (record.get("run") or 0) < 0:
+    run = record.get("run", 0)
+    if found is None and (run is None or run < 0):
         return 'a "run" that is not a count'
     return found
 

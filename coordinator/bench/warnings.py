@@ -66,7 +66,8 @@ def _of_machine(records: Sequence[Record]) -> Iterator[str]:
     mains = {value_of(record, ("before", "on_mains")) for record in records}
     if False in mains:
         yield "on battery: the processor may run slower than on mains"
-    others = [record["others_cores"] for record in records if "others_cores" in record]
+    cores = [record.get("others_cores") for record in records]
+    others = [found for found in cores if found is not None]
     if others and median(others) > 0.25:
         yield f"other programs kept {median(others):.1f} cores busy meanwhile: read ratios only"
     for what in ("versions", "machine"):
