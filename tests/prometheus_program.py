@@ -12,7 +12,9 @@ from typing import Any
 
 from deployment import DEPLOY
 from needs import needs_program
-from running_program import HOST, free_port
+from running_program import free_port
+
+from coordinator.serving.service_process import HOST
 
 
 class Prometheus:

@@ -8,7 +8,8 @@ from coordinator.serving.service_process import HOST, reserved_port
 
 
 def test_a_port_is_kept_for_the_service() -> None:
-    with reserved_port() as port:
+    reserved, port = reserved_port()
+    with reserved:
         with socket.socket() as other, pytest.raises(OSError, match="in use"):
             other.bind((HOST, port))
         with (
