@@ -12,9 +12,7 @@ from typing import Any
 
 from deployment import DEPLOY
 from needs import needs_program
-from running_program import free_port
-
-from coordinator.serving.service_process import HOST
+from running_program import HOST, free_port
 
 
 class Prometheus:

@@ -13,7 +13,6 @@ from typing import Any, Self
 
 from arms import PROGRAM
 
-from coordinator.serving.service_process import reserved_port
 from shm.birth import decode_arguments
 from shm.codec import MessageError
 from shm.link import directory_candidates
@@ -21,6 +20,7 @@ from shm.link import directory_candidates
 WAIT_SECONDS = 60.0  # for a machine that is busy with other things
 GONE_SECONDS = 20.0
 MARKER = "MOE_COORD_TEST_MARKER"  # its children inherit the environment
+HOST = "127.0.0.1"
 RESERVED: list[socket.socket] = []  # until this process ends
 
 
@@ -120,11 +120,27 @@ def socket_directories(pid: int) -> list[Path]:
     return [found for parent in parents for found in parent.glob(f"moe-coord-{pid}-*")]
 
 
+def reserved_port() -> socket.socket:
+    """A socket with a port of the loopback address; nobody else is given the port while it is open.
+
+    Nobody listens on it, so a connection is refused; whoever asks for the port by its number, and
+    sets SO_REUSEADDR as servers do, may listen on it.
+    """
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind((HOST, 0))
+    return reserved
+
+
 def free_port() -> int:
-    """A port of the loopback address that nobody else is given until the tests end. Nobody listens
-    on it, so a connection is refused."""
-    reserved, port = reserved_port()
-    RESERVED.append(reserved)
+    """Such a port, until the tests end."""
+    RESERVED.append(reserved_port())
+    return port_of(RESERVED[-1])
+
+
+def port_of(bound: socket.socket) -> int:
+    """Where this socket is bound."""
+    port: int = bound.getsockname()[1]
     return port
 
 

@@ -7,9 +7,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from running_program import RunningProgram, wait_until
-
-from coordinator.serving.service_process import HOST, reserved_port
+from running_program import HOST, RunningProgram, port_of, reserved_port, wait_until
 
 TIMEOUT_SECONDS = 60.0
 Answer = tuple[int, dict[str, str], Any]  # status, headers, JSON or text
@@ -19,8 +17,8 @@ class RunningService(RunningProgram):
     """`moe-coord` without a prompt, on ports of its own."""
 
     def __init__(self, *flags: str, **options: Any) -> None:
-        (one, self.port), (other, self.metrics_port) = reserved_port(), reserved_port()
-        self._reserved = one, other
+        self._reserved = reserved_port(), reserved_port()
+        self.port, self.metrics_port = map(port_of, self._reserved)
         super().__init__(
             "--port", str(self.port), "--metrics-port", str(self.metrics_port), *flags, **options
         )

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 from arms import run_program
-from running_program import free_port, wait_until
+from running_program import HOST, free_port, wait_until
 from running_service import RunningService, events, post
-
-from coordinator.serving.service_process import HOST
 
 KEY = "a-secret-key"
 CUT_SECONDS = 60.0  # when all slow heads are cut off at the latest; they may take ten

@@ -8,8 +8,7 @@ from coordinator.serving.service_process import HOST, reserved_port
 
 
 def test_a_port_is_kept_for_the_service() -> None:
-    reserved, port = reserved_port()
-    with reserved:
+    with reserved_port() as port:
         with socket.socket() as other, pytest.raises(OSError, match="in use"):
             other.bind((HOST, port))
         with (

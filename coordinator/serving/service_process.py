@@ -17,14 +17,15 @@ LAST_LINES = 5
 Say = Callable[[str, bool], None]  # a line, and whether it is one from before it was ready
 
 
-def reserved_port() -> tuple[socket.socket, int]:
-    """A port that the system gives to nobody else while the socket is open: it is bound, and not
-    listened on. A service that is told its number, and sets SO_REUSEADDR, may listen on it.
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port that the system gives to nobody else as long as the `with` lasts: it is bound, and
+    not listened on. A service that is told its number, and sets SO_REUSEADDR, may listen on it.
     """
-    reserved = socket.socket()
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind((HOST, 0))
-    return reserved, reserved.getsockname()[1]
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind((HOST, 0))
+        yield reserved.getsockname()[1]
 
 
 @contextlib.contextmanager
@@ -34,8 +35,7 @@ def service_process(
     """Its address, and whether it still runs. It lives as long as the `with`, and as the thread
     that entered it. Raises `EngineError` with its own last line and exit code if it cannot start.
     """
-    reserved, port = reserved_port()
-    with reserved:
+    with reserved_port() as port:
         process = start_own_service([f"--port={port}", "--metrics-port=0", *arguments])
         pipe = process.stderr
         assert pipe is not None
